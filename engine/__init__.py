@@ -1,0 +1,1 @@
+"""The paged engine: memory decisions in `core`, tensors in the other folders."""

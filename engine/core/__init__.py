@@ -1,0 +1,1 @@
+"""Every memory decision of the engine, in plain Python without tensors or a clock."""

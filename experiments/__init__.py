@@ -1,0 +1,1 @@
+"""The only package that prints, writes files, reads arguments or exits."""

@@ -1,0 +1,1 @@
+"""Simulated time: replays a trace against a scheduler, an allocator and a cost model."""
