@@ -1,0 +1,215 @@
+"""The allocator contract: everything the scheduler, the engine and the metrics may ask of KV memory.
+
+It deals in block ids, never in tensors. Block 0 is the null block (vLLM's), so ids that requests hold run from 1 to
+`capacity_blocks`. A contiguous allocation is a block table of adjacent ids, hence one kernel runs every allocator.
+
+Rules. Actions are all or nothing over their whole argument; a `Refusal` changed nothing and says why. Everything else
+that goes wrong raises before any change: `KeyError` for a request that holds nothing, `ValueError` for bad numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from engine.core.decode_set import DecodeSet
+    from engine.core.request import Request
+
+
+class Reason(IntEnum):
+    """Why memory was refused."""
+
+    NO_FREE_BLOCKS = 0
+    """Fewer free blocks in total than asked for."""
+    NO_HOLE = 1
+    """Enough free blocks in total, but no extent of adjacent ones is large enough."""
+    WATERMARK = 2
+    """The blocks are there, but taking them would leave fewer than the watermark."""
+    FULL_SEQUENCE = 3
+    """The first chunk would fit, the whole sequence as it stands would not (full-sequence gate)."""
+    NEVER = 4
+    """Prompt and output limit exceed what the pool can ever hold."""
+
+
+class Refusal(NamedTuple):
+    """A shortage: an answer, not an error. Nothing changed."""
+
+    reason: Reason
+    needed_blocks: int
+    free_blocks: int
+
+
+class Grant(NamedTuple):
+    """What an action handed out."""
+
+    new_blocks: Sequence[Sequence[int]] = ()
+    """New block ids per request of the argument; for `advance` one flat list in (step, running order)."""
+    moved: Sequence[Request] = ()
+    """Requests whose whole table changed (contiguous growth that had to move)."""
+    copies: Sequence[tuple[int, int]] = ()
+    """(source, destination) block ids to copy on the device; all sources are read before any destination is written,
+    and both stay referenced until `settle`."""
+    to_host: Sequence[tuple[int, int]] = ()
+    to_device: Sequence[tuple[int, int]] = ()
+    num_computed_tokens: int = 0
+    """Tokens that need no computation because a prefix hit covers them (admission only)."""
+
+
+class Hit(NamedTuple):
+    """A prefix-cache hit: the blocks that already hold the first `num_tokens` tokens."""
+
+    num_tokens: int = 0
+    block_ids: Sequence[int] = ()
+    missing: Hashable = None
+    """Key of the first block that is not cached: its commit would make the hit longer. None without caching."""
+
+
+NO_HIT = Hit()
+EMPTY_GRANT = Grant()
+
+
+class AllocatorStats(NamedTuple):
+    """Counters, maintained and never scanned for. Blocks unless the name says otherwise; the null block is outside."""
+
+    num_free: int
+    """Blocks without references."""
+    num_cached_free: int
+    """Free blocks that still hold a cached prefix (part of `num_free`)."""
+    num_referenced: int
+    """Blocks with references, each once."""
+    num_extra_references: int
+    """References beyond the first: a block of three tables counts two."""
+    num_extra_slots: int
+    """Token slots those extra references stand for."""
+    num_asked_slots: int
+    """Token slots that reservations asked for before rounding up; 0 where memory is taken as tokens come."""
+    largest_free_extent: int
+    """Most blocks that one allocation could get now: all free ones where adjacency does not matter."""
+    num_evictions: int
+    """Cached blocks whose content was given up so far."""
+    num_copies: int
+    """Blocks copied so far (moves, copy-on-write)."""
+
+
+FREE, CACHED, SHARED, NULL = -1, -2, -3, -4
+
+
+class Regions(NamedTuple):
+    """The pool as runs of adjacent blocks, in address order: for maps, histograms and exporters."""
+
+    start: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+    owner: npt.NDArray[np.int64]
+    """Row of the owner, or FREE, CACHED (free, content kept), SHARED (several owners), NULL."""
+
+
+class KVAllocator(Protocol):
+    """KV memory of one pool. One class and one entry in `engine.core.registry` make a new allocator."""
+
+    block_size: int
+    """Token slots per block."""
+    num_blocks: int
+    """Blocks of the KV tensor, ids 0 to num_blocks - 1; watermark and bytes count these."""
+    capacity_blocks: int
+    """Blocks that requests can hold: num_blocks - 1, as block 0 is the null block."""
+    growth_tokens: int | None
+    """Tokens by which a decoding request's memory grows: a request that has computed a multiple of it needs memory
+    for its next token. 0: everything is taken at admission. None: unknown; every step then asks for every request."""
+
+    def refuses_forever(self, request: Request) -> Refusal | None:
+        """A refusal with `Reason.NEVER` if prompt + max_tokens can never fit, else None."""
+        ...
+
+    def lookup(self, request: Request) -> Hit:
+        """Longest cached prefix, at most `num_tokens - 1` tokens; pure. NO_HIT without caching."""
+        ...
+
+    def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
+        """Number of one-token steps, at most `limit`, that all can surely take without refusal, copy or move and
+        without a commit under the key `watch`. Pure; any safe answer >= 0 is right."""
+        ...
+
+    def admit(
+        self, request: Request, num_tokens: int, hit: Hit = NO_HIT, *, whole: int = 0, others_running: bool = False
+    ) -> Grant | Refusal:
+        """Memory for the first `num_tokens` tokens in total, hit included. `whole` > 0: that many must fit now too.
+        The watermark counts only if `others_running`."""
+        ...
+
+    def extend(
+        self, requests: Sequence[Request], num_tokens: Sequence[int], *, num_lookahead: int = 0
+    ) -> Grant | Refusal:
+        """Makes each request's capacity at least `num_tokens` (totals, idempotent) plus look-ahead slots."""
+        ...
+
+    def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
+        """The blocks that `num_steps` single steps would take, in (step, running order); `free_run` allowed them.
+        The caller moves the clock afterwards."""
+        ...
+
+    def settle(self, grant: Grant) -> None:
+        """The batch with this grant's copies has run: sources may be reused."""
+        ...
+
+    def free(self, request: Request) -> None:
+        """Releases everything the request holds; KeyError if it holds nothing."""
+        ...
+
+    def block_table(self, request: Request) -> Sequence[int]:
+        """Block ids by logical block; KeyError if the request holds nothing."""
+        ...
+
+    def stats(self) -> AllocatorStats:
+        """The counters; O(1)."""
+        ...
+
+    def regions(self) -> Regions:
+        """The pool in address order; O(blocks), for pictures and tests."""
+        ...
+
+    def check(self) -> None:
+        """Re-derives every counter and invariant; AssertionError with both sides. For tests and idle time."""
+        ...
+
+
+class ForkPool(Protocol):
+    """Allocators that can start sequences from a parent's tokens (parallel sampling, beam search)."""
+
+    def fork(self, parent: Request, children: Sequence[Request]) -> Grant | Refusal:
+        """Children start with the parent's tokens: paged allocators share blocks, contiguous ones copy."""
+        ...
+
+
+class HostPool(Protocol):
+    """Allocators that can also hold blocks in host memory."""
+
+    def swap_out(self, requests: Sequence[Request]) -> Grant | Refusal:
+        """Moves all blocks of the requests to the host."""
+        ...
+
+    def swap_in(self, requests: Sequence[Request]) -> Grant | Refusal:
+        """Brings them back."""
+        ...
+
+
+def holds_nothing(request: Request) -> KeyError:
+    """The error for a request that the pool does not know."""
+    return KeyError(f"request {request.request_id!r} holds no blocks in this pool")
+
+
+def check_pool(capacity_blocks: int, block_size: int) -> None:
+    """Refuses a pool without a block or a slot."""
+    if capacity_blocks < 1 or block_size < 1:
+        raise ValueError(f"a pool needs positive sizes, got num_blocks={capacity_blocks}, block_size={block_size}")
+
+
+def regions_of(owner: npt.NDArray[np.int64]) -> Regions:
+    """Runs of equal owners; `owner` has one entry a block, block 0 first."""
+    starts = np.flatnonzero(np.concatenate(([True], owner[1:] != owner[:-1])))
+    lengths = np.diff(np.append(starts, len(owner)))
+    return Regions(starts.astype(np.int64), lengths.astype(np.int64), owner[starts])

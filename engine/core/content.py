@@ -1,0 +1,123 @@
+"""What a request's blocks hold, as keys: equal keys mean equal tokens at equal positions after equal prefixes.
+
+The prefix cache asks for the key of the i-th full block and never looks at tokens. Three sources: token ids (the
+engine), block ids of a trace (Mooncake's are chained, Bailian's name the content of one block alone), and nothing at
+all, where no two requests share anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+_private_ids = itertools.count(1)
+
+
+class Content(Protocol):
+    """Keys of full blocks, chained: a key stands for the block and everything before it."""
+
+    shares_outputs: bool
+    """Whether blocks that hold output tokens can equal another request's blocks."""
+
+    def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
+        """Keys of the full blocks `start` to `stop - 1` for blocks of `block_size` tokens."""
+        ...
+
+
+class PrivateContent:
+    """Content that equals nothing but itself: a preempted request finds its own blocks again, nobody else does."""
+
+    __slots__ = ("_offset",)
+    shares_outputs = False
+
+    def __init__(self) -> None:
+        # Ids only need to differ; 2**40 blocks a request cannot run into each other.
+        self._offset = next(_private_ids) << 40
+
+    def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
+        """Consecutive integers that no other request has."""
+        return range(self._offset + start, self._offset + stop)
+
+
+class TokenContent:
+    """Content given by token ids: a SHA-256 chain over blocks, as vLLM's (semantics of 0.33, other digests).
+
+    `tokens` may grow as tokens are sampled; keys of blocks that are full never change. A LoRA name goes into every
+    block, a cache salt into the first one only: chaining isolates the rest.
+    """
+
+    __slots__ = ("_block_size", "_chain", "lora", "salt", "tokens")
+    shares_outputs = True
+
+    def __init__(self, tokens: list[int], *, salt: str | None = None, lora: str | None = None) -> None:
+        self.tokens = tokens
+        self.salt = salt
+        self.lora = lora
+        self._block_size = 0
+        self._chain: list[bytes] = []
+
+    def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
+        """Digests of the chain; ValueError where fewer tokens are known than the blocks hold."""
+        if block_size != self._block_size:
+            self._block_size, self._chain = block_size, []
+        if stop * block_size > len(self.tokens):
+            raise ValueError(f"block {stop - 1} of {block_size} tokens is not full: {len(self.tokens)} tokens known")
+        for index in range(len(self._chain), stop):
+            self._chain.append(self._digest(index))
+        return self._chain[start:stop]
+
+    def _digest(self, index: int) -> bytes:
+        size = self._block_size
+        extra = [("lora", self.lora)] if self.lora is not None else []
+        if index == 0 and self.salt is not None:
+            extra.append(("salt", self.salt))
+        block = (tuple(self.tokens[index * size : (index + 1) * size]), tuple(extra))
+        parent = self._chain[index - 1] if index else b"root"
+        return hashlib.sha256(parent + repr(block).encode()).digest()
+
+
+class BlockIdContent:
+    """Content given by a trace's block ids: key = (chained id, index of the engine's block), as one integer.
+
+    Only blocks that lie wholly inside the tokens the ids cover can be shared; later ones hold outputs, which a trace
+    does not identify, and are private.
+    """
+
+    __slots__ = ("_ids", "_num_tokens", "_private", "_trace_block_size")
+    shares_outputs = False
+
+    def __init__(self, chained_ids: Sequence[int], trace_block_size: int, num_tokens: int) -> None:
+        """`chained_ids` name prefixes (see `ChainedIds` for ids that name single blocks); they cover the first
+        `num_tokens` tokens, the last id possibly a part of its block."""
+        self._ids = chained_ids
+        self._trace_block_size = trace_block_size
+        self._num_tokens = min(num_tokens, len(chained_ids) * trace_block_size)
+        self._private = PrivateContent()
+
+    def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
+        """Negative integers for shareable blocks, so that they never meet private keys."""
+        shared = self._num_tokens // block_size
+        ids, unit = self._ids, self._trace_block_size
+        found: list[int] = [
+            -((int(ids[((i + 1) * block_size - 1) // unit]) << 40) + i + 1) for i in range(start, min(stop, shared))
+        ]
+        if stop > shared:
+            found.extend(self._private.keys(max(start, shared), stop, block_size))  # type: ignore[arg-type]
+        return found
+
+
+class ChainedIds:
+    """Turns ids that name the content of one block into ids that name a whole prefix, across a trace's requests."""
+
+    def __init__(self) -> None:
+        self._interned: dict[tuple[int, int], int] = {}
+
+    def chain(self, block_ids: Sequence[int]) -> list[int]:
+        """One id a block; equal ids if and only if all ids up to that block are equal."""
+        parent, chained = -1, []
+        for block_id in block_ids:
+            parent = self._interned.setdefault((parent, int(block_id)), len(self._interned))
+            chained.append(parent)
+        return chained

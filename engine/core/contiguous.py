@@ -1,0 +1,234 @@
+"""Contiguous allocation: one extent of adjacent blocks a request, as systems before paging kept their KV cache.
+
+Reservation (how much) and placement (where) are independent. `orca-max`, `orca-pow2` and `orca-oracle` of the paper are
+the reservations `max`, `pow2` and `oracle` placed by buddies. A `chunk(n)` allocation grows in place, else moves (the
+copy is counted, the old extent stays referenced until the batch has run), else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.core.allocator import (
+    EMPTY_GRANT,
+    FREE,
+    NO_HIT,
+    NULL,
+    AllocatorStats,
+    Grant,
+    Hit,
+    Reason,
+    Refusal,
+    Regions,
+    check_pool,
+    holds_nothing,
+    regions_of,
+)
+from engine.core.placement import make_placement
+from engine.core.reserve import parse_reserve
+
+if TYPE_CHECKING:
+    from engine.core.decode_set import DecodeSet
+    from engine.core.request import Request
+
+LEAVING = -5
+"""Owner of an extent that a moved request is still being copied from."""
+
+
+class Extent(NamedTuple):
+    """One allocation: address (block id - 1), blocks granted, token slots asked for before rounding up."""
+
+    start: int
+    granted: int
+    asked_slots: int
+
+    @property
+    def blocks(self) -> range:
+        """The block table: adjacent ids."""
+        return range(self.start + 1, self.start + 1 + self.granted)
+
+
+class ContiguousAllocator:
+    """One extent of adjacent blocks per request."""
+
+    def __init__(
+        self, capacity_blocks: int, block_size: int, *, max_model_len: int, reserve: str = "max", fit: str = "first-fit"
+    ) -> None:
+        """`reserve`: max | limit | pow2 | oracle | chunk(n); `fit`: first-fit | best-fit | buddy."""
+        check_pool(capacity_blocks, block_size)
+        self.block_size = block_size
+        self.capacity_blocks = capacity_blocks
+        self.num_blocks = capacity_blocks + 1
+        self._reserve = parse_reserve(reserve, block_size)
+        self._fit = fit
+        self.growth_tokens: int | None = self._reserve.chunk_tokens
+        self._max_model_len = max_model_len
+        self._space = make_placement(fit, capacity_blocks, largest=-(-max_model_len // block_size))
+        self._extents: dict[Request, Extent] = {}
+        self._leaving: dict[tuple[Request, int], Extent] = {}
+        self._asked_slots = 0
+        self._num_copies = 0
+
+    # questions ----------------------------------------------------------------------------------------------------
+
+    def _asked(self, request: Request, num_tokens: int) -> int:
+        """Token slots to reserve for `num_tokens` tokens; never fewer than those."""
+        return max(self._reserve.ask(request, num_tokens, self._max_model_len), num_tokens)
+
+    def _units(self, slots: int) -> int:
+        return -(-slots // self.block_size)
+
+    def refuses_forever(self, request: Request) -> Refusal | None:
+        """The reservation of the whole request must fit the largest extent of the empty pool."""
+        slots = min(request.num_prompt_tokens + request.max_tokens - 1, self._max_model_len)
+        needed = self._space.round_up(self._units(self._asked(request, slots)))
+        largest = self._space.largest_ever()
+        return Refusal(Reason.NEVER, needed, largest) if needed > largest else None
+
+    def lookup(self, request: Request) -> Hit:
+        """Contiguous memory shares nothing."""
+        return NO_HIT
+
+    def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
+        """Everything for reservations that never grow; for chunks, up to the next growth, which may move."""
+        if not self.growth_tokens:
+            return limit
+        return next((s for s in range(min(limit, self.growth_tokens)) if requests.growing(s)), limit)
+
+    def _refuse(self, units: int) -> Refusal:
+        free = self._space.num_free
+        return Refusal(Reason.NO_HOLE if units <= free else Reason.NO_FREE_BLOCKS, units, free)
+
+    # actions ------------------------------------------------------------------------------------------------------
+
+    def admit(
+        self, request: Request, num_tokens: int, hit: Hit = NO_HIT, *, whole: int = 0, others_running: bool = False
+    ) -> Grant | Refusal:
+        """Reserves one extent; with `whole`, for the sequence as it stands even if the first chunk is shorter."""
+        if request in self._extents:
+            raise ValueError(f"request {request.request_id!r} is admitted already")
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens={num_tokens} must be positive")
+        asked = self._asked(request, max(num_tokens, whole))
+        units = self._units(asked)
+        taken = self._space.take(units)
+        if taken is None:
+            return self._refuse(self._space.round_up(units))
+        self._hold(request, Extent(*taken, asked))
+        return Grant((self._extents[request].blocks,))
+
+    def _hold(self, request: Request, extent: Extent) -> None:
+        before = self._extents.get(request)
+        self._asked_slots += extent.asked_slots - (before.asked_slots if before else 0)
+        self._extents[request] = extent
+        request.blocks = extent.blocks
+
+    def extend(
+        self, requests: Sequence[Request], num_tokens: Sequence[int], *, num_lookahead: int = 0
+    ) -> Grant | Refusal:
+        """Grows in place, else moves, else refuses. Several requests at once only if all already have the room."""
+        short = [
+            (request, total)
+            for request, total in zip(requests, num_tokens, strict=True)
+            if total + num_lookahead > self._extent(request).granted * self.block_size
+        ]
+        if not short:
+            return Grant([()] * len(requests))
+        if len(requests) > 1:
+            # All or nothing over several moves needs a plan; callers may grow one request at a time.
+            return self._refuse(sum(self._units(t + num_lookahead) for _, t in short))
+        request, total = short[0]
+        return self._grow(request, total + num_lookahead)
+
+    def _grow(self, request: Request, num_tokens: int) -> Grant | Refusal:
+        old = self._extents[request]
+        asked = self._asked(request, num_tokens)
+        units = self._units(asked)
+        grown = self._space.grow(old.start, old.granted, units)
+        if grown is not None:
+            self._hold(request, Extent(old.start, grown, asked))
+            return Grant((self._extents[request].blocks[old.granted :],))
+        taken = self._space.take(units)
+        if taken is None:
+            return self._refuse(self._space.round_up(units))
+        new = Extent(*taken, asked)
+        self._hold(request, new)
+        held = self._units(request.num_computed_tokens)
+        copies = list(zip(old.blocks[:held], new.blocks[:held], strict=True))
+        self._num_copies += len(copies)
+        self._leaving[request, new.start] = old
+        return Grant((new.blocks,), moved=(request,), copies=copies)
+
+    def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
+        """Nothing to take: `free_run` ends before any growth."""
+        return EMPTY_GRANT
+
+    def settle(self, grant: Grant) -> None:
+        """Returns the extents that this grant's moves left behind."""
+        if grant.moved:
+            left = self._leaving.pop((grant.moved[0], grant.new_blocks[0][0] - 1))
+            self._space.give(left.start, left.granted)
+
+    def free(self, request: Request) -> None:
+        """Returns the extent."""
+        extent = self._extent(request)
+        self._space.give(extent.start, extent.granted)
+        self._asked_slots -= extent.asked_slots
+        del self._extents[request]
+        request.blocks = None
+
+    # state --------------------------------------------------------------------------------------------------------
+
+    def _extent(self, request: Request) -> Extent:
+        try:
+            return self._extents[request]
+        except KeyError:
+            raise holds_nothing(request) from None
+
+    def block_table(self, request: Request) -> Sequence[int]:
+        """Adjacent ids, as a range."""
+        return self._extent(request).blocks
+
+    def stats(self) -> AllocatorStats:
+        """Counters; the largest extent is found among the holes, which are fewer than the requests."""
+        free = self._space.num_free
+        return AllocatorStats(
+            num_free=free,
+            num_cached_free=0,
+            num_referenced=self.capacity_blocks - free,
+            num_extra_references=0,
+            num_extra_slots=0,
+            num_asked_slots=self._asked_slots,
+            largest_free_extent=self._space.largest(),
+            num_evictions=0,
+            num_copies=self._num_copies,
+        )
+
+    def regions(self) -> Regions:
+        """Owners by address; an extent that is being left still belongs to nobody else and shows as LEAVING."""
+        owner = np.full(self.num_blocks, FREE, dtype=np.int64)
+        owner[0] = NULL
+        for extent in self._leaving.values():
+            owner[extent.start + 1 : extent.start + 1 + extent.granted] = LEAVING
+        for request, extent in self._extents.items():
+            owner[extent.start + 1 : extent.start + 1 + extent.granted] = request.row
+        return regions_of(owner)
+
+    def check(self) -> None:
+        """Extents and holes tile the pool without overlap; counters agree."""
+        used = [(e.start, e.granted) for e in (*self._extents.values(), *self._leaving.values())]
+        holes = self._space.holes()
+        position = 0
+        for start, units in sorted(used + holes):
+            assert start == position, f"extent at {start}, expected {position}: overlap or gap"
+            position = start + units
+        assert position == self.capacity_blocks, f"extents end at {position}, pool at {self.capacity_blocks}"
+        free = sum(units for _, units in holes)
+        assert free == self._space.num_free, f"num_free={self._space.num_free}, holes sum to {free}"
+        largest = max((units for _, units in holes), default=0)
+        assert largest == self._space.largest(), f"largest()={self._space.largest()}, holes say {largest}"
+        asked = sum(e.asked_slots for e in self._extents.values())
+        assert asked == self._asked_slots, f"asked slots {self._asked_slots}, extents sum to {asked}"

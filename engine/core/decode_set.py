@@ -1,0 +1,91 @@
+"""The requests that decode, kept so that a step touches only those that need memory in it.
+
+Every decoding request gains one token a step. So the set counts steps once (`clock`) and a request stores only its
+offset: `num_computed_tokens = base + clock`. Requests hang in `period` buckets by the step at which they outgrow what
+they hold, each bucket in running order.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.core.request import Request
+
+_order = attrgetter("order")
+
+
+class DecodeSet:
+    """Decoding requests by growth phase.
+
+    `period` is the number of tokens by which a request's memory grows (an allocator's `growth_tokens`); 0 or None
+    keeps no buckets. `clock` counts steps scheduled, `sampled` steps whose tokens exist: they differ only between
+    `schedule()` and `update()`.
+    """
+
+    __slots__ = ("buckets", "clock", "members", "period", "sampled", "sum_base")
+
+    def __init__(self, period: int | None = None) -> None:
+        self.period = period or 0
+        self.buckets: list[list[Request]] = [[] for _ in range(self.period)]
+        self.members: set[Request] = set()
+        self.clock = 0
+        self.sampled = 0
+        self.sum_base = 0
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], period: int | None) -> DecodeSet:
+        """A set of requests that have computed all their tokens, for tests and for callers without a scheduler."""
+        made = cls(period)
+        for request in requests:
+            made.add(request)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In running order; sorts, so not for the step loop."""
+        return iter(sorted(self.members, key=_order))
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Sum over the members."""
+        return self.sum_base + len(self.members) * self.clock
+
+    def add(self, request: Request) -> None:
+        """Lets a request decode: all its tokens but the last sampled one are computed."""
+        base = request.base = request.computed - self.clock
+        request.decoding = self
+        self.sum_base += base
+        self.members.add(request)
+        if self.period:
+            bucket = self.buckets[-base % self.period]
+            if bucket and bucket[-1].order > request.order:
+                insort(bucket, request, key=_order)
+            else:
+                bucket.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Writes the derived counts back into the request and lets go of it."""
+        base = request.base
+        self.members.remove(request)
+        self.sum_base -= base
+        if self.period:
+            self.buckets[-base % self.period].remove(request)
+        request.computed = base + self.clock
+        request.known = base + self.sampled + 1
+        request.decoding = None
+
+    def growing(self, step: int = 0) -> Sequence[Request]:
+        """Members that outgrow what they hold in the `step`-th step from now (0 = the next one), in running order."""
+        return self.buckets[(self.clock + step) % self.period] if self.period else ()
+
+    def filling(self, block_size: int, step: int = 0) -> Sequence[Request]:
+        """Members whose token of that step is the last of its block, in running order; needs period = block_size."""
+        if self.period != block_size:
+            raise ValueError(f"buckets have period {self.period}, blocks {block_size} tokens")
+        return self.buckets[(self.clock + step + 1) % self.period]

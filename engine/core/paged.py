@@ -1,0 +1,285 @@
+"""Paged allocation with prefix caching: blocks on demand, shared by content, released in reverse (PagedAttention).
+
+The semantics are vLLM 0.33's: admission needs blocks for the first chunk and, with the full-sequence gate, room for
+the whole sequence as it stands; hit blocks that lie in the free queue count as needed; hits are touched before new
+blocks are taken; hashes are committed when a block is scheduled to fill, before it is computed.
+
+Named switches for other systems: `freed_to="back"` (freed blocks queue up at the back, vLLM before 0.33 and the
+SOSP'23 system) and `one_free_each` (SOSP'23: a sequence may append only while a block is free, needed or not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from engine.core.allocator import (
+    CACHED,
+    FREE,
+    NO_HIT,
+    NULL,
+    SHARED,
+    AllocatorStats,
+    Grant,
+    Hit,
+    Reason,
+    Refusal,
+    Regions,
+    check_pool,
+    holds_nothing,
+    regions_of,
+)
+from engine.core.block_pool import BlockPool
+
+if TYPE_CHECKING:
+    from engine.core.decode_set import DecodeSet
+    from engine.core.request import Request
+
+
+class PagedAllocator:
+    """Blocks on demand from one pool, with or without prefix caching."""
+
+    def __init__(
+        self,
+        capacity_blocks: int,
+        block_size: int,
+        *,
+        max_model_len: int,
+        enable_caching: bool = True,
+        watermark: float = 0.0,
+        freed_to: Literal["front", "back"] = "front",
+        one_free_each: bool = False,
+        record_events: bool = False,
+    ) -> None:
+        """`watermark` is a fraction of `num_blocks`, null block included: W = int(watermark x num_blocks)."""
+        check_pool(capacity_blocks, block_size)
+        if not 0.0 <= watermark < 1.0:
+            raise ValueError(f"watermark must lie in [0, 1), got {watermark}")
+        self.block_size = block_size
+        self.capacity_blocks = capacity_blocks
+        self.num_blocks = capacity_blocks + 1
+        self.growth_tokens: int | None = block_size
+        self.enable_caching = enable_caching
+        self.watermark_blocks = int(watermark * self.num_blocks)
+        self.pool = BlockPool(capacity_blocks, freed_to=freed_to, record_events=record_events)
+        self._max_model_len = max_model_len
+        self._one_free_each = one_free_each
+        self._tables: dict[Request, list[int]] = {}
+
+    # questions ----------------------------------------------------------------------------------------------------
+
+    def refuses_forever(self, request: Request) -> Refusal | None:
+        """The whole request, its last token excepted (it never gets a slot), must fit an empty pool."""
+        slots = min(request.num_prompt_tokens + request.max_tokens - 1, self._max_model_len)
+        needed = -(-slots // self.block_size)
+        if needed > self.capacity_blocks:
+            return Refusal(Reason.NEVER, needed, self.capacity_blocks)
+        return None
+
+    def lookup(self, request: Request) -> Hit:
+        """Longest run of cached full blocks within `num_tokens - 1` tokens: the last token must be recomputed."""
+        if not self.enable_caching or request.skips_cache_read:
+            return NO_HIT
+        limit = (request.num_tokens - 1) // self.block_size
+        keys = request.content.keys(0, limit, self.block_size)
+        found = self.pool.find(keys)
+        missing = keys[len(found)] if len(found) < limit else None
+        return Hit(len(found) * self.block_size, found, missing)
+
+    def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
+        """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
+        free = self.pool.num_free - self._one_free_each
+        if watch is not None:
+            limit = min(limit, self._steps_before_commit(requests, watch, limit))
+        size, members = self.block_size, len(requests)
+        if (limit // size + 1) * members <= free:
+            return limit
+        full = max(free // members if members else 0, 0)
+        steps, left = full * size, free - full * members
+        while steps < limit:
+            left -= len(requests.growing(steps))
+            if left < 0:
+                return steps
+            steps += 1
+        return limit
+
+    def _steps_before_commit(self, requests: DecodeSet, watch: Hashable, limit: int) -> int:
+        """First step in which a member fills the block with key `watch`."""
+        size, first = self.block_size, limit
+        if not self.enable_caching:
+            return limit
+        for request in requests.members:
+            if not request.content.shares_outputs:
+                continue
+            computed = request.num_computed_tokens
+            for step in range(-(computed + 1) % size, first, size):
+                filled = (computed + step + 1) // size
+                try:
+                    key = request.content.keys(filled - 1, filled, size)[0]
+                except ValueError:  # tokens that are not known yet: the engine runs one step at a time
+                    return min(first, step)
+                if key == watch:
+                    first = step
+                    break
+        return first
+
+    # actions ------------------------------------------------------------------------------------------------------
+
+    def admit(
+        self, request: Request, num_tokens: int, hit: Hit = NO_HIT, *, whole: int = 0, others_running: bool = False
+    ) -> Grant | Refusal:
+        """Touches the hit, takes blocks for the rest, commits the blocks that become full."""
+        if request.blocks is not None:
+            raise ValueError(f"request {request.request_id!r} is admitted already")
+        if num_tokens <= hit.num_tokens:
+            raise ValueError(f"num_tokens={num_tokens} must exceed the hit of {hit.num_tokens} tokens")
+        pool, size = self.pool, self.block_size
+        free = pool.num_free
+        held = len(hit.block_ids)
+        unreferenced = pool.num_unreferenced(hit.block_ids) if held else 0
+        reserve = self.watermark_blocks if others_running else 0
+        if whole:
+            gate = max(-(-min(whole, self._max_model_len) // size) - held, 0) + unreferenced
+            if gate + reserve > free:
+                return Refusal(Reason.FULL_SEQUENCE if gate <= free else Reason.NO_FREE_BLOCKS, gate, free)
+        fresh = max(-(-min(num_tokens, self._max_model_len) // size) - held, 0)
+        needed = fresh + unreferenced
+        if needed + reserve > free:
+            return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
+        pool.touch(hit.block_ids)
+        new_blocks = pool.take(fresh)
+        table = [*hit.block_ids, *new_blocks]
+        self._tables[request] = table
+        request.blocks = table
+        request.num_hashed = held
+        if self.enable_caching:
+            self._commit(request, table, min(num_tokens, request.num_tokens) // size)
+        return Grant((new_blocks,), num_computed_tokens=hit.num_tokens)
+
+    def extend(
+        self, requests: Sequence[Request], num_tokens: Sequence[int], *, num_lookahead: int = 0
+    ) -> Grant | Refusal:
+        """Takes what is missing for all requests together, or nothing."""
+        size, limit, pool = self.block_size, self._max_model_len, self.pool
+        tables = [self._table(request) for request in requests]
+        needs = [
+            max(-(-min(total + num_lookahead, limit) // size) - len(table), 0)
+            for table, total in zip(tables, num_tokens, strict=True)
+        ]
+        needed, free = sum(needs), pool.num_free
+        if needed > free:
+            return Refusal(Reason.NO_FREE_BLOCKS, needed, free)
+        if self._one_free_each and free < len(requests) and self._shares_pool(tables):
+            return Refusal(Reason.NO_FREE_BLOCKS, len(requests), free)
+        new_blocks = [pool.take(need) for need in needs]
+        for table, blocks in zip(tables, new_blocks, strict=True):
+            table.extend(blocks)
+        if self.enable_caching:
+            for request, table, total in zip(requests, tables, num_tokens, strict=True):
+                self._commit(request, table, min(total, request.num_tokens) // size)
+        return Grant(new_blocks)
+
+    def _shares_pool(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether others hold blocks: a sequence alone in the pool may always use its last block."""
+        return self.capacity_blocks - self.pool.num_free > sum(map(len, tables))
+
+    def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
+        """Takes one block a crossing, in (step, running order), and commits what fills."""
+        taken: list[int] = []
+        for step in range(num_steps):
+            growing = requests.growing(step)
+            if growing:
+                blocks = self.pool.take(len(growing))
+                for request, block_id in zip(growing, blocks, strict=True):
+                    request.blocks.append(block_id)  # type: ignore[union-attr]
+                taken += blocks
+            if self.enable_caching:
+                self._commit_filling(requests, step)
+        return Grant((taken,))
+
+    def _commit_filling(self, requests: DecodeSet, step: int) -> None:
+        size = self.block_size
+        for request in requests.filling(size, step):
+            done = request.num_hashed
+            request.num_hashed = done + 1
+            blocks = request.blocks
+            self.pool.commit(blocks[done : done + 1], request.content.keys(done, done + 1, size))  # type: ignore[index]
+
+    def _commit(self, request: Request, table: Sequence[int], num_full: int) -> None:
+        done = request.num_hashed
+        if num_full > done:
+            self.pool.commit(table[done:num_full], request.content.keys(done, num_full, self.block_size))
+            request.num_hashed = num_full
+
+    def settle(self, grant: Grant) -> None:
+        """Nothing to do: whole-block sharing copies nothing."""
+
+    def free(self, request: Request) -> None:
+        """Releases the table, last block first; cached blocks stay findable until they are taken."""
+        table = self._table(request)
+        self.pool.release(table)
+        del self._tables[request]
+        request.blocks = None
+        request.num_hashed = 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content; False, and no change, while any block is in use."""
+        return self.pool.reset()
+
+    # state --------------------------------------------------------------------------------------------------------
+
+    def _table(self, request: Request) -> list[int]:
+        try:
+            return self._tables[request]
+        except KeyError:
+            raise holds_nothing(request) from None
+
+    def block_table(self, request: Request) -> Sequence[int]:
+        """The request's block ids; the list grows as the request does."""
+        return self._table(request)
+
+    def stats(self) -> AllocatorStats:
+        """Counters of the pool; any free block serves any request, so all of them are one extent."""
+        pool = self.pool
+        free = pool.num_free
+        return AllocatorStats(
+            num_free=free,
+            num_cached_free=pool.num_cached_free if self.enable_caching else 0,
+            num_referenced=self.capacity_blocks - free,
+            num_extra_references=pool.num_extra_references,
+            num_extra_slots=pool.num_extra_references * self.block_size,
+            num_asked_slots=0,
+            largest_free_extent=free,
+            num_evictions=pool.num_evictions,
+            num_copies=0,
+        )
+
+    def regions(self) -> Regions:
+        """Owners by address; blocks of several tables are SHARED."""
+        owner = np.full(self.num_blocks, FREE, dtype=np.int64)
+        owner[0] = NULL
+        for block_id in self.pool.free_queue():
+            if self.pool.is_cached(block_id):
+                owner[block_id] = CACHED
+        for request, table in self._tables.items():
+            owner[table] = request.row
+        for table in self._tables.values():
+            for block_id in table if self.pool.num_extra_references else ():
+                if self.pool.ref_cnt(block_id) > 1:
+                    owner[block_id] = SHARED
+        return regions_of(owner)
+
+    def check(self) -> None:
+        """The pool's invariants, and invariant D: reference count = number of tables that hold the block."""
+        self.pool.check()
+        counts = [0] * self.num_blocks
+        for request, table in self._tables.items():
+            assert request.blocks is table, f"{request} does not know its table"
+            assert len(set(table)) == len(table), f"{request} holds a block twice: {table}"
+            for block_id in table:
+                counts[block_id] += 1
+        kept = [self.pool.ref_cnt(block_id) for block_id in range(self.num_blocks)]
+        assert counts == kept, f"tables hold {counts}, reference counts say {kept}"
+        assert counts[0] == 0, "the null block is in a table"
