@@ -1,0 +1,35 @@
+"""Lists of lengths without arrivals: input_len,output_len, or Sarathi's and vAttention's num_*_tokens columns.
+
+Every request arrives at 0 until a generator or `Trace.with_arrivals` says otherwise.
+"""
+
+from __future__ import annotations
+
+from workloads.content import Content
+from workloads.readers import vidur
+from workloads.readers.reader import csv_rows, wrong_width
+from workloads.rows import Blocks, Row, Rows
+from workloads.stamps import whole
+
+PAIRS = (("input_len", "output_len"), vidur.LENGTHS)
+EXPECTS = "CSV input_len,output_len or num_prefill_tokens,num_decode_tokens (no arrivals)"
+REBASE = True
+
+
+def claims(content: Content) -> bool:
+    """By a pair of columns and no stamp; other columns (index, has_input, totals) may be there."""
+    header = set(content.header())
+    return any(set(pair) <= header for pair in PAIRS) and not header & {*vidur.STAMPS, "arrival_ns"}
+
+
+def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
+    """'7564.0' is read as a whole number, '7564.5' is a bad row."""
+    pair = next(pair for pair in PAIRS if set(pair) <= set(content.header()))
+    rows.notes.append(f"{content.path}: lengths without arrivals: every request arrives at 0")
+    for line, fields, at in csv_rows(content):
+        with rows.row(line):
+            if fields is None:
+                raise wrong_width(at)
+            prompt, output = (whole(name, fields[at[name]].strip()) for name in pair)
+            rows.add(Row(0, prompt, output), line)
+    return Blocks()

@@ -1,0 +1,85 @@
+"""The shape of a reader module, and the walk over CSV rows and JSON lines that they share."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import NoReturn, Protocol
+
+from workloads.content import Content
+from workloads.rows import Blocks, Rows, TraceError
+from workloads.stamps import BadRow
+
+Record = dict[str, object]
+
+
+class Reader(Protocol):
+    """What a module of `workloads.readers` offers."""
+
+    EXPECTS: str
+    """The columns or keys it looks for, as one line for error messages."""
+    REBASE: bool
+    """Whether the first arrival becomes 0: true where the file's origin is arbitrary."""
+
+    def claims(self, content: Content) -> bool:
+        """Whether the header or the first row is of this format. Never raises."""
+
+    def read(self, content: Content, rows: Rows, block_size: int | None) -> Blocks:
+        """Add every row to `rows` and say what the block ids mean. Raises TraceError for an unusable header."""
+
+
+def csv_rows(content: Content, skip_lines: int = 0) -> Iterator[tuple[int, list[str] | None, dict[str, int]]]:
+    """(line number, fields or None if their number is wrong, position of each named column) for each row."""
+    reader = csv.reader(io.StringIO(content.text, newline=""))
+    position: dict[str, int] = {}
+    for fields in reader:
+        if reader.line_num <= skip_lines or not fields or (len(fields) == 1 and not fields[0].strip()):
+            continue
+        if not position:
+            position = _positions(content, reader.line_num, [name.strip() for name in fields])
+        else:
+            yield reader.line_num, fields if len(fields) == len(position) else None, position
+
+
+def _positions(content: Content, line: int, header: list[str]) -> dict[str, int]:
+    twice = {name for name in header if header.count(name) > 1}
+    if twice:
+        raise TraceError(f"{content.path}:{line}: column {sorted(twice)[0]!r} appears twice; rename one")
+    return {name: i for i, name in enumerate(header)}
+
+
+def wrong_width(position: dict[str, int]) -> BadRow:
+    """The BadRow of a CSV row with missing or surplus fields, as a cut-off last line has."""
+    return BadRow("wrong number of fields", f"need {len(position)}: {','.join(position)}")
+
+
+def json_record(line: str) -> Record:
+    """One JSON object, decimals kept exact. Raises BadRow for anything else, NaN and Infinity included."""
+    try:
+        record = _DECODER.decode(line)
+    except BadRow:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadRow("not JSON", f"{error}") from None
+    if not isinstance(record, dict):
+        raise BadRow("not a JSON object", f"{line.strip()[:40]!r}")
+    return record
+
+
+def first_record(content: Content) -> Record:
+    """The first line as a JSON object, or {} if it is none. NaN in it must not hide the format."""
+    try:
+        record = json.loads(content.first_line())
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise BadRow("not finite", text)
+
+
+_DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=_not_finite)

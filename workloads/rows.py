@@ -1,0 +1,168 @@
+"""Rows on their way from a file to a trace: checked one by one, refused with a place and a count, then assembled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from workloads.columns import Trace
+from workloads.stamps import BadRow
+from workloads.validation import MAX_TOKENS
+
+MAX_ID: Final = 2**63 - 1
+
+
+class TraceError(ValueError):
+    """A file that cannot be taken as a trace: where, why, and what to do."""
+
+
+class Row(NamedTuple):
+    """One request as a reader found it; `parent` counts the file's rows from 0, dropped ones included."""
+
+    arrival_ns: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    limit_tokens: int = -1
+    priority: int = 0
+    session: int = -1
+    parent: int = -1
+    delay_ns: int = -1
+    block_ids: Sequence[int] = ()
+    source_row: int = 0
+
+
+class Blocks(NamedTuple):
+    """What the block ids of a file mean; see `Trace`."""
+
+    size: int = 0
+    scope: str = ""
+    partial: str = ""
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of one file. Readers add to it inside `row`; mutable, and thrown away after `assemble`."""
+
+    path: str
+    refuse: bool
+    """Whether one bad row refuses the file; it is read to its end all the same, to count."""
+    kept: list[Row] = field(default_factory=list)
+    place: list[int] = field(default_factory=list)
+    """For each row read, its index in `kept`, or -1."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_bad: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def row(self, line: int) -> Iterator[None]:
+        """Count one row of the file; a BadRow raised inside drops it under its reason."""
+        num_kept = len(self.kept)
+        try:
+            yield
+        except BadRow as bad:
+            del self.kept[num_kept:]
+            self.first_bad = self.first_bad or f"{self.path}:{line}: {bad}"
+            self.dropped[bad.reason] += 1
+            self.place.append(-1)
+        else:
+            self.place.append(num_kept)
+
+    def add(self, row: Row, line: int) -> None:
+        """Keep a row. Raises BadRow when it contradicts itself; a row without output tokens is kept as failed."""
+        _check_counts(row)
+        parent = self.parent_of(row)
+        if row.parent >= 0 and parent is None and row.delay_ns >= 0:
+            raise BadRow("delay without a parent", "the turn it counts from was dropped")
+        if parent is not None and parent.arrival_ns > row.arrival_ns:
+            raise BadRow("earlier than its parent", f"{row.arrival_ns} ns against {parent.arrival_ns} ns")
+        self.kept.append(row if row.source_row else row._replace(source_row=line))
+
+    def parent_of(self, row: Row) -> Row | None:
+        """The kept row that `row.parent` names, if any. Raises BadRow for a row that has not been read yet."""
+        if row.parent < 0:
+            return None
+        if row.parent >= len(self.place):
+            raise BadRow("parent is not an earlier row", f"parent {row.parent}")
+        index = self.place[row.parent]
+        return None if index < 0 else self.kept[index]
+
+    def counts(self) -> str:
+        """'read R = kept K + dropped D: reason xN, ...'."""
+        text = f"read {len(self.place)} = kept {len(self.kept)} + dropped {self.dropped.total()}"
+        reasons = ", ".join(f"{reason} x{count}" for reason, count in self.dropped.most_common())
+        return f"{text}: {reasons}" if reasons else text
+
+    def finish(self) -> None:
+        """Raise TraceError if a bad row refuses the file; otherwise note what was dropped."""
+        if not self.dropped:
+            return
+        if self.refuse:
+            raise TraceError(
+                f"{self.first_bad} ({self.counts()}); mend the file, or keep the other rows with --on-bad-row drop"
+            )
+        self.notes.append(f"{self.path}: {self.counts()}; first: {self.first_bad}")
+
+
+def _check_counts(row: Row) -> None:
+    prompt, output = row.num_prompt_tokens, row.num_output_tokens
+    if prompt < 0 or output < 0:
+        raise BadRow("negative token count", f"prompt {prompt}, output {output}")
+    if prompt > MAX_TOKENS or output > MAX_TOKENS:
+        raise BadRow("token count out of range", f"prompt {prompt}, output {output}, at most {MAX_TOKENS}")
+    if prompt == 0 and output > 0:
+        raise BadRow("no prompt tokens", f"0 in, {output} out")
+    if row.limit_tokens < -1 or row.limit_tokens == 0:
+        raise BadRow("limit out of range", f"{row.limit_tokens}, need at least 1, or -1 for none")
+    if row.block_ids and not (min(row.block_ids) >= 0 and max(row.block_ids) <= MAX_ID):
+        raise BadRow("block id out of range", f"{min(row.block_ids)} to {max(row.block_ids)}, need 0 to {MAX_ID}")
+
+
+def assemble(rows: Rows, blocks: Blocks, *, name: str, source: dict[str, str], rebase: bool) -> Trace:
+    """The kept rows as a trace: sorted stably by arrival, re-based to 0 if asked, parents renumbered; says so."""
+    arrivals = [row.arrival_ns for row in rows.kept]
+    order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
+    out_of_order = sum(before > after for before, after in pairwise(arrivals))
+    if out_of_order:
+        rows.notes.append(f"{rows.path}: {out_of_order} rows arrive before the row above them: sorted stably")
+    kept = [rows.kept[i] for i in order]
+    origin_ns = kept[0].arrival_ns if rebase and kept else 0
+    parent = _parents(rows, order)
+    column = {key: [getattr(row, key) for row in kept] for key in _PLAIN}
+    return Trace.build(
+        [row.arrival_ns - origin_ns for row in kept],
+        parent=parent,
+        block_offsets=np.concatenate(([0], np.cumsum([len(row.block_ids) for row in kept], dtype=np.int64))),
+        block_ids=list(chain.from_iterable(row.block_ids for row in kept)),
+        block_size=blocks.size,
+        block_scope=blocks.scope,
+        block_partial=blocks.partial,
+        name=name,
+        source=source,
+        **column,
+    )
+
+
+_PLAIN: Final = (
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "limit_tokens",
+    "priority",
+    "session",
+    "delay_ns",
+    "source_row",
+)
+
+
+def _parents(rows: Rows, order: list[int]) -> list[int]:
+    new_index = {old: new for new, old in enumerate(order)}
+    in_kept = [rows.place[rows.kept[i].parent] if rows.kept[i].parent >= 0 else -2 for i in order]
+    orphans = in_kept.count(-1)
+    if orphans:
+        rows.notes.append(f"{rows.path}: {orphans} rows lost their parent and became roots")
+    return [new_index[old] if old >= 0 else -1 for old in in_kept]

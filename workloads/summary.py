@@ -1,0 +1,71 @@
+"""What a trace is like: rate, burstiness, lengths and the prefix hits that an endless cache would give."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.columns import Trace
+from workloads.stamps import NS_PER_S
+
+Int64s = NDArray[np.int64]
+
+
+def describe(trace: Trace) -> dict[str, float | int | None]:
+    """Statistics of all rows, failed ones included; None where a statistic is not defined.
+
+    rate_per_s = (n - 1) / span. iat_cv = standard deviation / mean of the gaps. fano_Xs = variance / mean of the
+    counts in the whole X-second bins from the first arrival. tie_frac = rows with their predecessor's stamp / n.
+    Gap CV sees bursts from one request to the next, Fano at 60 s a slow drift of the rate: read both.
+    Percentiles interpolate linearly. best_prefix_hit_frac = ids that continue a prefix seen before / all ids.
+    """
+    span_ns = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
+    gaps_s = np.diff(trace.arrival_ns) / NS_PER_S
+    result: dict[str, float | int | None] = {
+        "num_requests": len(trace),
+        "num_failed": int((trace.status == 1).sum()),
+        "span_s": span_ns / NS_PER_S,
+        "rate_per_s": (len(trace) - 1) * NS_PER_S / span_ns if span_ns else None,
+        "iat_cv": float(gaps_s.std() / gaps_s.mean()) if span_ns else None,
+    }
+    result |= {f"fano_{width_s}s": _fano(trace.arrival_ns, width_s) for width_s in (1, 10, 60)}
+    result["tie_frac"] = float((gaps_s == 0).sum() / len(trace)) if len(trace) else None
+    result |= _lengths("prompt", trace.num_prompt_tokens) | _lengths("output", trace.num_output_tokens)
+    result["num_block_refs"] = len(trace.block_ids)
+    result["num_distinct_blocks"] = len(np.unique(trace.block_ids))
+    result["best_prefix_hit_frac"] = _prefix_hits(trace) / len(trace.block_ids) if len(trace.block_ids) else None
+    return result
+
+
+def _fano(arrival_ns: Int64s, width_s: int) -> float | None:
+    """Variance over mean of counts; a cut last bin is left out. None with fewer than two whole bins."""
+    if not len(arrival_ns):
+        return None
+    bins = (arrival_ns - arrival_ns[0]) // (width_s * NS_PER_S)
+    num_bins = int(bins[-1])
+    if num_bins < 2:
+        return None
+    # By unique bin, not by bincount: a week at 1 s would be fine, a year of sparse rows would not.
+    _, counts = np.unique(bins[bins < num_bins], return_counts=True)
+    mean = counts.sum() / num_bins
+    return float((np.square(counts).sum() / num_bins - mean**2) / mean)
+
+
+def _lengths(name: str, tokens: Int64s) -> dict[str, float | int | None]:
+    names = [f"{name}_{statistic}" for statistic in ("mean", "p50", "p90", "p99", "max")]
+    if not len(tokens):
+        return dict.fromkeys(names)
+    p50, p90, p99 = np.percentile(tokens, [50, 90, 99]).tolist()
+    return dict(zip(names, (float(tokens.mean()), p50, p90, p99, int(tokens.max())), strict=True))
+
+
+def _prefix_hits(trace: Trace) -> int:
+    """Ids whose whole prefix was there in an earlier row. A walk down a trie, so content ids count correctly."""
+    children: dict[tuple[int, int], int] = {}
+    hits = 0
+    for ids in np.split(trace.block_ids, trace.block_offsets[1:-1]):
+        node, num_nodes = 0, len(children)
+        for block in ids.tolist():
+            node = children.setdefault((node, block), len(children) + 1)
+            hits += node <= num_nodes  # nodes above num_nodes are of this very row
+    return hits
