@@ -1,7 +1,7 @@
 """When requests arrive: renewal processes, a constant pace, all at once, and the paper's counts per 10 ms.
 
-Every function returns int64 nanoseconds, non-decreasing. Renewal processes put the first arrival at 0, as a trace
-does; `poisson_counts` keeps the clock of the experiment, whose first arrival is seldom at 0.
+Every function returns int64 nanoseconds, non-decreasing. Renewal processes put the first arrival at 0, as a
+trace does; `poisson_counts` keeps the clock of the experiment, whose first arrival is seldom at 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def poisson(rate_per_s: float, num_requests: int, seed: int) -> Int64s:
 
 
 def gamma(rate_per_s: float, cv: float, num_requests: int, seed: int) -> Int64s:
-    """Gamma gaps of mean 1 / rate and coefficient of variation `cv`: shape 1 / cv^2, so 1 is Poisson, more is burstier."""
+    """Gamma gaps of mean 1 / rate and coefficient of variation `cv`: shape 1 / cv^2, so 1 is Poisson, more is
+    burstier."""
     _check(rate_per_s, num_requests)
     if not 0 < cv < float("inf"):
         raise ValueError(f"gamma: need a positive finite cv, got {cv}; constant() has cv 0")
@@ -49,14 +50,20 @@ def all_at_once(num_requests: int, seed: int = 0) -> Int64s:
     return np.zeros(num_requests, np.int64)
 
 
-def poisson_counts(rate_per_s: float, duration_s: float, seed: int, quantum_ns: int = PAPER_QUANTUM_NS) -> Int64s:
-    """The paper's arrivals: a Poisson count for every quantum of [0, duration), placed at the quantum's start.
+def poisson_counts(
+    rate_per_s: float, duration_s: float, seed: int, quantum_ns: int = PAPER_QUANTUM_NS
+) -> Int64s:
+    """The paper's arrivals: a Poisson count for every quantum of [0, duration), placed at the quantum's
+    start.
 
-    The number of requests is random too. Ties are common at high rates and every time is on the quantum's grid.
+    The number of requests is random too. Ties are common at high rates and every time is on the quantum's
+    grid.
     """
     _check(rate_per_s, 0)
     if quantum_ns < 1 or not 0 < duration_s < float("inf"):
-        raise ValueError(f"poisson_counts: need positive sizes, got duration_s={duration_s}, quantum_ns={quantum_ns}")
+        raise ValueError(
+            f"poisson_counts: need positive sizes, got duration_s={duration_s}, quantum_ns={quantum_ns}"
+        )
     num_quanta = -(-round(exact(duration_s) * NS_PER_S) // quantum_ns)
     counts = np.random.default_rng(seed).poisson(rate_per_s * quantum_ns / NS_PER_S, num_quanta)
     return np.repeat(np.arange(num_quanta) * quantum_ns, counts)

@@ -1,7 +1,7 @@
 """The trace: what arrives, as read-only int64 columns, validated once and hashed by content.
 
-Times are integer nanoseconds. float32 seconds lose milliseconds after a week, and float64 sums depend on their
-order; integers keep every reader, file format and machine on the same digits.
+Times are integer nanoseconds. float32 seconds lose milliseconds after a week, and float64 sums depend on
+their order; integers keep every reader, file format and machine on the same digits.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ HASHED_COLUMNS: Final = (
 class Trace:
     """Requests in order of arrival; a row is a request, and row index is its identity inside the trace.
 
-    All columns are read-only copies. Raises ValueError naming the column and the first bad row when a column has
-    the wrong shape or dtype, or when the columns contradict each other (`workloads/validation.py` lists the rules).
-    `Trace.build` fills the optional columns.
+    All columns are read-only copies. Raises ValueError naming the column and the first bad row when a column
+    has the wrong shape or dtype, or when the columns contradict each other (`workloads/validation.py` lists
+    the rules). `Trace.build` fills the optional columns.
     """
 
     name: str
     arrival_ns: Int64s
-    """[n] nanoseconds, non-decreasing, at least 0. A row with `delay_ns` carries its parent's arrival: it cannot
-    come earlier, and a replay takes the later time."""
+    """[n] nanoseconds, non-decreasing, at least 0. A row with `delay_ns` carries its parent's arrival: it
+    cannot come earlier, and a replay takes the later time."""
     num_prompt_tokens: Int64s
     """[n] tokens, at least 1 unless the row has failed."""
     num_output_tokens: Int64s
@@ -74,8 +74,8 @@ class Trace:
     block_size: int
     """Tokens per block id, 0 when the trace has no ids. Not the KV block size of an engine."""
     block_scope: str
-    """'chained': an id stands for its block and everything before it. 'content': for its own block only, so it is
-    a key only together with the ids before it. '' without ids."""
+    """'chained': an id stands for its block and everything before it. 'content': for its own block only, so
+    it is a key only together with the ids before it. '' without ids."""
     block_partial: str
     """'ceil': a partly filled last block has an id too. 'floor': full blocks only. '' without ids."""
     source_row: Int64s
@@ -112,32 +112,31 @@ class Trace:
         source_row: ArrayLike | None = None,
         source: Mapping[str, str] | None = None,
     ) -> Trace:
-        """A trace from any integer sequences, with defaults for the optional columns; status follows the output."""
-        arrival = validation.integers("arrival_ns", arrival_ns)
-        output = validation.integers("num_output_tokens", num_output_tokens)
-        n = len(arrival)
-
-        def column(key: str, values: ArrayLike | None, default: int) -> Int64s:
-            return np.full(n, default, np.int64) if values is None else validation.integers(key, values)
-
+        """A trace from any integer sequences, with defaults for optional columns; status follows output."""
+        n = len(validation.integers("arrival_ns", arrival_ns))
+        given: dict[str, ArrayLike | None] = {
+            "arrival_ns": arrival_ns,
+            "num_prompt_tokens": num_prompt_tokens,
+            "num_output_tokens": num_output_tokens,
+            "limit_tokens": limit_tokens,
+            "priority": priority,
+            "session": session,
+            "parent": parent,
+            "delay_ns": delay_ns,
+            "block_offsets": block_offsets,
+            "block_ids": block_ids,
+            "source_row": source_row,
+        }
+        columns = {key: _filled(key, values, n) for key, values in given.items()}
+        failed = columns["num_output_tokens"] == 0
         return cls(
             name=name,
-            arrival_ns=arrival,
-            num_prompt_tokens=validation.integers("num_prompt_tokens", num_prompt_tokens),
-            num_output_tokens=output,
-            limit_tokens=column("limit_tokens", limit_tokens, -1),
-            priority=column("priority", priority, 0),
-            session=column("session", session, -1),
-            parent=column("parent", parent, -1),
-            delay_ns=column("delay_ns", delay_ns, -1),
-            block_offsets=validation.integers("block_offsets", [0] * (n + 1) if block_offsets is None else block_offsets),
-            block_ids=validation.integers("block_ids", [] if block_ids is None else block_ids),
             block_size=block_size,
             block_scope=block_scope,
             block_partial=block_partial,
-            source_row=np.arange(1, n + 1) if source_row is None else validation.integers("source_row", source_row),
-            status=np.where(output == 0, FAILED, OK).astype(np.int8),
+            status=np.where(failed, FAILED, OK).astype(np.int8),
             source=dict(source or {}),
+            **columns,
         )
 
     def __len__(self) -> int:
@@ -185,7 +184,7 @@ class Trace:
         return reshape.shuffle_lengths(self, seed)
 
     def with_arrivals(self, arrival_ns: ArrayLike) -> Trace:
-        """The same rows at other times (nanoseconds, non-decreasing); delays are dropped, every row has a stamp."""
+        """The same rows at other times (nanoseconds, non-decreasing); delays are dropped."""
         return reshape.with_arrivals(self, validation.integers("arrival_ns", arrival_ns))
 
     def to_frame(self) -> pd.DataFrame:
@@ -197,3 +196,16 @@ class Trace:
         if self.block_size:
             columns["block_ids"] = [self.block_ids_of(i) for i in range(len(self))]
         return pd.DataFrame(columns)
+
+
+def _filled(column: str, values: ArrayLike | None, n: int) -> Int64s:
+    """The values as int64, or the column's default for `n` rows."""
+    if values is not None:
+        return validation.integers(column, values)
+    if column == "block_offsets":
+        return np.zeros(n + 1, np.int64)
+    if column == "block_ids":
+        return np.zeros(0, np.int64)
+    if column == "source_row":
+        return np.arange(1, n + 1)
+    return np.full(n, 0 if column == "priority" else -1, np.int64)

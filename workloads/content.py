@@ -58,7 +58,7 @@ class Content:
 
 
 def open_content(path: str | Path) -> Content:
-    """Read the whole file. Raises TraceError, saying what the file is, when it is no text or Parquet table."""
+    """Read the whole file. Raises TraceError, saying what it is, when it is no text or Parquet table."""
     shown = str(path)
     if Path(path).is_dir():
         raise TraceError(f"{shown}: a directory; name a trace file in it")
@@ -94,10 +94,12 @@ def _refuse_other_kinds(shown: str, data: bytes) -> None:
     if not head:
         raise TraceError(f"{shown}: the file is empty; fetch it again or name another")
     if head.startswith(b"version https://git-lfs"):
-        raise TraceError(f"{shown}:1: a Git LFS pointer, not the data; run `git lfs pull` or fetch the file itself")
+        raise TraceError(
+            f"{shown}:1: a Git LFS pointer, not the data; run `git lfs pull` or fetch the file itself"
+        )
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         raise TraceError(f"{shown}:1: an HTML page, not the data; fetch the raw file (curl -L)")
-    if data[0] == 0x80 and data[1] <= 5 if len(data) > 1 else False:
+    if data[0] == 0x80 and data[1:2] <= b"\x05":
         raise TraceError(f"{shown}: {PICKLE_ADVICE}")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise TraceError(f"{shown}: UTF-16 text; convert it to UTF-8")
@@ -111,7 +113,9 @@ def _decoded(shown: str, data: bytes) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise TraceError(f"{shown}:{line}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from None
+        raise TraceError(
+            f"{shown}:{line}: not UTF-8 text (byte {error.start}); convert it to UTF-8"
+        ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise TraceError(f"{shown}:{line}: binary data (a NUL byte); name a CSV, JSONL or Parquet trace")

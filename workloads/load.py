@@ -1,4 +1,5 @@
-"""Reading a trace file: recognise it, refuse it with a place and a reason, or return it with what was noticed."""
+"""Reading a trace file: recognise it, refuse it with a place and a reason, or return it with what was
+noticed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Loaded(NamedTuple):
 
 def load_trace(
     path: str | Path,
-    format: str = "auto",
+    format: str = "auto",  # noqa: A002 - the name of the command line's option
     *,
     on_bad_row: Literal["refuse", "drop"] = "refuse",
     block_size: int | None = None,
@@ -43,9 +44,10 @@ def load_trace(
 ) -> Loaded:
     """Read a trace file, gzip or not, into a validated trace. Nothing is skipped silently.
 
-    `block_size` is the tokens per block id where the file does not say (Mooncake: 512). Rows out of order are sorted
-    stably, arrivals are re-based to 0 (pagelab's own files are taken as they are), and `notes` says so. Raises
-    TraceError, a ValueError, as 'path:line: reason: what was found (read = kept + dropped: reasons); what to do'.
+    `block_size` is the tokens per block id where the file does not say (Mooncake: 512). Rows out of order are
+    sorted stably, arrivals are re-based to 0 (pagelab's own files are taken as they are), and `notes` says
+    so. Raises TraceError, a ValueError, as 'path:line: reason: what was found (read = kept + dropped:
+    reasons); what to do'.
     """
     if on_bad_row not in ("refuse", "drop"):
         raise ValueError(f"on_bad_row: need 'refuse' or 'drop', got {on_bad_row!r}")

@@ -1,8 +1,8 @@
-"""The paper's workloads by name: which rows, which arrivals, for how long (PagedAttention, SOSP'23, and its artifact).
+"""The paper's workloads by name: which rows, which arrivals, for how long (PagedAttention, SOSP'23).
 
-The artifact keeps rows with in + out < 2,048, takes the head of the file, shuffles it, and draws Poisson counts per
-10 ms. Its runs therefore never see the whole set, and the number of requests is random. What is cut and when it is
-measured belongs to the experiment, not to the trace.
+The paper's artifact keeps rows with in + out < 2,048, takes the head of the file, shuffles it, and draws
+Poisson counts per 10 ms. Its runs therefore never see the whole set, and the number of requests is random.
+What is cut and when it is measured belongs to the experiment, not to the trace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Pairs = tuple[Int64s, Int64s]
 
 MAX_TOTAL: Final = 2048
 """The artifact's filter is strict: in + out < 2,048."""
-STANDIN_SEED: Final = 0
-"""Seed of the fixed stand-in 'file'. Every seed of a run shuffles the same rows, as it does with the real file."""
+STANDIN_SEED: Final = 113
+"""Seed of the fixed stand-in 'file': every run shuffles the same rows, as it does with the real file. Of the
+seeds 0 to 299 this one's first 3,600 and 7,200 rows are nearest to the set's means (0.4 %; typical: 3 %)."""
 DEFAULT_TRACE: Final = "paper-fig2"
 
 
@@ -50,12 +51,13 @@ def named_trace(
     *,
     rate_per_s: float | None = None,
 ) -> Trace:
-    """A workload of the paper, offline: arrivals on the run's clock (the first is seldom at 0), shuffled by `seed`.
+    """A workload of the paper, offline: arrivals on the run's clock (the first is seldom at 0), shuffled by
+    `seed`.
 
-    `lengths` maps 'sharegpt' or 'alpaca' to the real (prompt, output) tokens in file order; without it a fixed
-    stand-in file is used, and `source` says which. Rows are the first rate x duration that fit; if more requests
-    arrive than there are rows, the list is repeated. `rate_per_s` is required by 'paper-fig12a', the others may be
-    moved by it. Raises ValueError for an unknown name, a missing rate or an empty list.
+    `lengths` maps 'sharegpt' or 'alpaca' to the real (prompt, output) tokens in file order; without it a
+    fixed stand-in file is used, and `source` says which. Rows are the first rate x duration that fit; if more
+    requests arrive than there are rows, the list is repeated. `rate_per_s` is required by 'paper-fig12a', the
+    others may be moved by it. Raises ValueError for an unknown name, a missing rate or an empty list.
     """
     recipe = _recipe(name, rate_per_s)
     rate = recipe.rate_per_s or 0.0
@@ -67,13 +69,16 @@ def named_trace(
     order = _shuffled(len(stamps), len(rows), seed)
     source = {
         "format": "named",
-        "recipe": f"first {len(rows)} rows with in + out < {MAX_TOTAL}, shuffled; counts per 10 ms at {rate:g}/s",
+        "rows": f"first {len(rows)} with in + out < {MAX_TOTAL}, shuffled",
+        "arrival": f"counts per 10 ms at {rate:g}/s",
         "lengths": f"{recipe.lengths} {'stand-in' if real is None else 'as given'}",
         "duration_s": str(recipe.duration_s),
         "repeated_rows": str(max(0, len(stamps) - len(rows))),
         "seed": str(seed),
     }
-    return Trace.build(stamps, head[0][order], head[1][order], name=name, source_row=rows[order], source=source)
+    return Trace.build(
+        stamps, head[0][order], head[1][order], name=name, source_row=rows[order], source=source
+    )
 
 
 def standin_file(lengths: str, num_rows: int) -> Pairs:
@@ -90,7 +95,9 @@ def _recipe(name: str, rate_per_s: float | None) -> Recipe:
     recipe = RECIPES[name]
     rate = recipe.rate_per_s if rate_per_s is None else rate_per_s
     if rate is None:
-        raise ValueError(f"named_trace: {name} needs a rate_per_s; the artifact's grid is 0.2 to 2 requests/s")
+        raise ValueError(
+            f"named_trace: {name} needs a rate_per_s; the artifact's grid is 0.2 to 2 requests/s"
+        )
     return recipe._replace(rate_per_s=rate)
 
 
@@ -98,7 +105,9 @@ def _head(name: str, pairs: Pairs, num_rows: int) -> tuple[Pairs, Int64s]:
     """The first rows that fit, and their 1-based row numbers in the list."""
     prompt, output = (np.asarray(column) for column in pairs)
     if len(prompt) != len(output):
-        raise ValueError(f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}")
+        raise ValueError(
+            f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}"
+        )
     kept = np.flatnonzero(prompt + output < MAX_TOTAL)[:num_rows]
     if not len(kept):
         raise ValueError(f"named_trace: {name} has no row with in + out < {MAX_TOTAL} in the lengths given")
@@ -106,7 +115,7 @@ def _head(name: str, pairs: Pairs, num_rows: int) -> tuple[Pairs, Int64s]:
 
 
 def _shuffled(num_requests: int, num_rows: int, seed: int) -> Int64s:
-    """Row of each request: all rows shuffled, or, when more requests arrive, the list repeated, cut, and shuffled."""
+    """Row of each request: all rows shuffled; if more arrive, the list repeated, cut and shuffled."""
     rows = np.arange(num_rows)
     pool, _ = repeated((rows, rows), max(num_requests, num_rows))
     # A stream of its own, so that the arrivals of a seed do not depend on the shuffle.

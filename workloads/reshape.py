@@ -35,7 +35,7 @@ def window(trace: Trace, start_s: float, stop_s: float) -> Trace:
 
 
 def with_rate(trace: Trace, requests_per_s: float) -> Trace:
-    """Gaps in proportion at another rate; see `Trace.with_rate`. Raises ValueError where no rate is defined."""
+    """Gaps in proportion at another rate; see `Trace.with_rate`. Raises ValueError if there is no rate."""
     if not 0 < requests_per_s < float("inf"):
         raise ValueError(f"with_rate: need a positive finite rate, got {requests_per_s}")
     if len(trace) < 2 or trace.arrival_ns[-1] == trace.arrival_ns[0]:
@@ -43,7 +43,9 @@ def with_rate(trace: Trace, requests_per_s: float) -> Trace:
     first, last = int(trace.arrival_ns[0]), int(trace.arrival_ns[-1])
     span_ns = round(Fraction((len(trace) - 1) * NS_PER_S) / exact(requests_per_s))
     if span_ns == 0:
-        raise ValueError(f"with_rate: {requests_per_s} requests/s leaves no nanosecond between first and last")
+        raise ValueError(
+            f"with_rate: {requests_per_s} requests/s leaves no nanosecond between first and last"
+        )
     ratio = Fraction(span_ns, last - first)
     # Idle time before the first arrival is stretched too, but apart: the span then is exact.
     idle_ns = _scaled(trace.arrival_ns[:1], ratio)
@@ -67,7 +69,9 @@ def sample(trace: Trace, num_requests: int, seed: int, with_replacement: bool) -
             f"sample: {num_requests} requests asked for, the trace holds {n}; "
             "ask for fewer, or repeat rows (replace=True, --repeat)"
         )
-    drawn = np.random.default_rng(seed).choice(n, num_requests, replace=with_replacement) if n else np.arange(0)
+    drawn = (
+        np.random.default_rng(seed).choice(n, num_requests, replace=with_replacement) if n else np.arange(0)
+    )
     return _from_zero(select(trace, np.sort(drawn)))
 
 
@@ -89,8 +93,8 @@ def with_arrivals(trace: Trace, arrival_ns: Int64s) -> Trace:
 def select(trace: Trace, rows: Int64s, arrival_ns: Int64s | None = None) -> Trace:
     """The given rows in the given order. O(rows + ids).
 
-    A turn whose parent is not among them becomes a root and arrives at the time in `arrival_ns`. With repeated
-    rows the first copy is the parent.
+    A turn whose parent is not among them becomes a root and arrives at the time in `arrival_ns`. With
+    repeated rows the first copy is the parent.
     """
     first_copy = np.full(len(trace) + 1, -1)  # the last entry answers parent -1
     first_copy[rows[::-1]] = np.arange(len(rows))[::-1]

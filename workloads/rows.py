@@ -1,18 +1,19 @@
-"""Rows on their way from a file to a trace: checked one by one, refused with a place and a count, then assembled."""
+"""Rows on their way from a file to a trace: checked one by one, refused with a place and a count, then
+assembled."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from types import TracebackType
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from workloads.columns import Trace
-from workloads.stamps import BadRow
+from workloads.stamps import RowError
 from workloads.validation import MAX_TOKENS
 
 MAX_ID: Final = 2**63 - 1
@@ -59,36 +60,47 @@ class Rows:
     first_bad: str = ""
     notes: list[str] = field(default_factory=list)
 
-    @contextmanager
-    def row(self, line: int) -> Iterator[None]:
-        """Count one row of the file; a BadRow raised inside drops it under its reason."""
-        num_kept = len(self.kept)
-        try:
-            yield
-        except BadRow as bad:
-            del self.kept[num_kept:]
-            self.first_bad = self.first_bad or f"{self.path}:{line}: {bad}"
-            self.dropped[bad.reason] += 1
-            self.place.append(-1)
-        else:
-            self.place.append(num_kept)
+    _line: int = 0
+    _num_kept: int = 0
+
+    def row(self, line: int) -> Rows:
+        """`with rows.row(line):` counts one row of the file; a RowError inside drops it."""
+        self._line, self._num_kept = line, len(self.kept)
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, bad: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if bad is None:
+            self.place.append(self._num_kept)
+            return False
+        if not isinstance(bad, RowError):
+            return False
+        del self.kept[self._num_kept :]
+        self.first_bad = self.first_bad or f"{self.path}:{self._line}: {bad}"
+        self.dropped[bad.reason] += 1
+        self.place.append(-1)
+        return True
 
     def add(self, row: Row, line: int) -> None:
-        """Keep a row. Raises BadRow when it contradicts itself; a row without output tokens is kept as failed."""
+        """Keep a row, failed ones too. Raises RowError when it contradicts itself or its parent."""
         _check_counts(row)
         parent = self.parent_of(row)
         if row.parent >= 0 and parent is None and row.delay_ns >= 0:
-            raise BadRow("delay without a parent", "the turn it counts from was dropped")
+            raise RowError("delay without a parent", "the turn it counts from was dropped")
         if parent is not None and parent.arrival_ns > row.arrival_ns:
-            raise BadRow("earlier than its parent", f"{row.arrival_ns} ns against {parent.arrival_ns} ns")
+            raise RowError("earlier than its parent", f"{row.arrival_ns} ns against {parent.arrival_ns} ns")
         self.kept.append(row if row.source_row else row._replace(source_row=line))
 
     def parent_of(self, row: Row) -> Row | None:
-        """The kept row that `row.parent` names, if any. Raises BadRow for a row that has not been read yet."""
+        """The kept row that `row.parent` names, if any. Raises RowError for one not read yet."""
         if row.parent < 0:
             return None
         if row.parent >= len(self.place):
-            raise BadRow("parent is not an earlier row", f"parent {row.parent}")
+            raise RowError("parent is not an earlier row", f"parent {row.parent}")
         index = self.place[row.parent]
         return None if index < 0 else self.kept[index]
 
@@ -104,7 +116,7 @@ class Rows:
             return
         if self.refuse:
             raise TraceError(
-                f"{self.first_bad} ({self.counts()}); mend the file, or keep the other rows with --on-bad-row drop"
+                f"{self.first_bad} ({self.counts()}); mend it, or keep the other rows with --on-bad-row drop"
             )
         self.notes.append(f"{self.path}: {self.counts()}; first: {self.first_bad}")
 
@@ -112,19 +124,21 @@ class Rows:
 def _check_counts(row: Row) -> None:
     prompt, output = row.num_prompt_tokens, row.num_output_tokens
     if prompt < 0 or output < 0:
-        raise BadRow("negative token count", f"prompt {prompt}, output {output}")
+        raise RowError("negative token count", f"prompt {prompt}, output {output}")
     if prompt > MAX_TOKENS or output > MAX_TOKENS:
-        raise BadRow("token count out of range", f"prompt {prompt}, output {output}, at most {MAX_TOKENS}")
+        raise RowError("token count out of range", f"prompt {prompt}, output {output}, at most {MAX_TOKENS}")
     if prompt == 0 and output > 0:
-        raise BadRow("no prompt tokens", f"0 in, {output} out")
+        raise RowError("no prompt tokens", f"0 in, {output} out")
     if row.limit_tokens < -1 or row.limit_tokens == 0:
-        raise BadRow("limit out of range", f"{row.limit_tokens}, need at least 1, or -1 for none")
+        raise RowError("limit out of range", f"{row.limit_tokens}, need at least 1, or -1 for none")
     if row.block_ids and not (min(row.block_ids) >= 0 and max(row.block_ids) <= MAX_ID):
-        raise BadRow("block id out of range", f"{min(row.block_ids)} to {max(row.block_ids)}, need 0 to {MAX_ID}")
+        raise RowError(
+            "block id out of range", f"{min(row.block_ids)} to {max(row.block_ids)}, need 0 to {MAX_ID}"
+        )
 
 
 def assemble(rows: Rows, blocks: Blocks, *, name: str, source: dict[str, str], rebase: bool) -> Trace:
-    """The kept rows as a trace: sorted stably by arrival, re-based to 0 if asked, parents renumbered; says so."""
+    """The kept rows as a trace: sorted stably by arrival, re-based to 0 if asked; notes say what was done."""
     arrivals = [row.arrival_ns for row in rows.kept]
     order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
     out_of_order = sum(before > after for before, after in pairwise(arrivals))

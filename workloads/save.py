@@ -22,7 +22,7 @@ SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write by suffix. The file appears under its name only when complete; equal traces give equal text files.
+    """Write by suffix. The file appears under its name only when it is complete.
 
     Columns that hold nothing but their default are left out. Raises ValueError for another suffix.
     """
@@ -66,7 +66,11 @@ def _csv(trace: Trace) -> bytes:
     columns = {key: map(str, values.tolist()) for key, values in _columns(trace).items()}
     if trace.block_size:
         columns["block_ids"] = map(" ".join, _id_texts(trace))
-    lines = [CSV_MARK + json.dumps(_metadata(trace)), ",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]
+    lines = [
+        CSV_MARK + json.dumps(_metadata(trace)),
+        ",".join(columns),
+        *map(",".join, zip(*columns.values(), strict=True)),
+    ]
     return ("\n".join(lines) + "\n").encode()
 
 

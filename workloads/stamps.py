@@ -19,7 +19,7 @@ _DATE_TIME: Final = re.compile(
 )
 
 
-class BadRow(ValueError):
+class RowError(ValueError):
     """One row that cannot be taken: `reason` names the kind, for the counts; the text says what was found."""
 
     def __init__(self, reason: str, found: str) -> None:
@@ -35,13 +35,13 @@ def exact(value: float) -> Fraction:
 def decimal(key: str, value: object) -> Decimal:
     """A finite decimal from text or from a JSON number (int or Decimal)."""
     if isinstance(value, bool) or not isinstance(value, (str, int, Decimal)):
-        raise BadRow("not a number", f"{key} is {value!r}")
+        raise RowError("not a number", f"{key} is {value!r}")
     try:
         number = Decimal(value)
     except InvalidOperation:
-        raise BadRow("not a number", f"{key} is {value!r}") from None
+        raise RowError("not a number", f"{key} is {value!r}") from None
     if not number.is_finite():
-        raise BadRow("not finite", f"{key} is {value}")
+        raise RowError("not finite", f"{key} is {value}")
     return number
 
 
@@ -53,9 +53,9 @@ def whole(key: str, value: object) -> int:
         return int(value)
     number = decimal(key, value)
     if number.adjusted() > 18 or abs(number) > MAX_NS:
-        raise BadRow("number out of range", f"{key} is {value}")
+        raise RowError("number out of range", f"{key} is {value}")
     if number != number.to_integral_value():
-        raise BadRow("not a whole number", f"{key} is {value}")
+        raise RowError("not a whole number", f"{key} is {value}")
     return int(number)
 
 
@@ -63,7 +63,7 @@ def nanoseconds(key: str, value: object, unit_ns: int) -> int:
     """A time in units of `unit_ns`, rounded half to even at the nanosecond (float residue is smaller)."""
     number = decimal(key, value)
     if number.adjusted() > 18 or not 0 <= number * unit_ns <= MAX_NS:
-        raise BadRow("time out of range", f"{key} is {value}")
+        raise RowError("time out of range", f"{key} is {value}")
     return round(number * unit_ns)
 
 
@@ -79,11 +79,16 @@ def date_time_ns(key: str, text: str) -> tuple[int, bool]:
     """
     found = _DATE_TIME.fullmatch(text)
     if found is None:
-        raise BadRow("not a date and time", f"{key} is {text!r}")
+        raise RowError("not a date and time", f"{key} is {text!r}")
     year, month, day, hour, minute, second, fraction, zone = found.groups()
     if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
-        raise BadRow("not a date and time", f"{key} is {text!r}")
-    seconds = _day(key, int(year), int(month), int(day)) * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
+        raise RowError("not a date and time", f"{key} is {text!r}")
+    seconds = (
+        _day(key, int(year), int(month), int(day)) * 86_400
+        + int(hour) * 3600
+        + int(minute) * 60
+        + int(second)
+    )
     nanos = int((fraction or "").ljust(9, "0"))
     return (seconds - _offset_s(zone)) * NS_PER_S + nanos, zone is not None
 
@@ -93,7 +98,7 @@ def _day(key: str, year: int, month: int, day: int) -> int:
     try:
         return date(year, month, day).toordinal() - _EPOCH_DAY
     except ValueError:
-        raise BadRow("not a date and time", f"{key} is on {year:04}-{month:02}-{day:02}") from None
+        raise RowError("not a date and time", f"{key} is on {year:04}-{month:02}-{day:02}") from None
 
 
 def _offset_s(zone: str | None) -> int:

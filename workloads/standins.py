@@ -1,9 +1,11 @@
-"""Offline stand-ins for the paper's two length sets: mixtures and quantile grids, fitted to published summaries.
+"""Offline stand-ins for the paper's two length sets: mixtures and quantile grids, fitted to published
+summaries.
 
-The PagedAttention paper (SOSP'23) replays ShareGPT and Alpaca lengths, which cannot be shipped. The mixtures were
-fitted by expectation-maximisation on log length, then scaled so that means after rounding and rejection agree:
-161.31 / 337.99 and 19.31 / 58.45 tokens. Prompt and output are drawn independently (the real ShareGPT pairs have a
-rank correlation of 0.21). Known misses: ShareGPT output p99 11 % high, Alpaca prompt p90 10 % high and p99 19 % low.
+The PagedAttention paper (SOSP'23) replays ShareGPT and Alpaca lengths, which cannot be shipped. The mixtures
+were fitted by expectation-maximisation on log length, then scaled so that means after rounding and rejection
+agree: 161.31 / 337.99 and 19.31 / 58.45 tokens. Prompt and output are drawn independently (the real ShareGPT
+pairs have a rank correlation of 0.21). Known misses: ShareGPT output p99 11 % high, Alpaca prompt p90 10 %
+high and p99 19 % low.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.lengths import Lognormal, mixture, quantile_grid
+from workloads.lengths import Lognormal, Seed, mixture, quantile_grid
 
 Int64s = NDArray[np.int64]
 Pairs = tuple[Int64s, Int64s]
@@ -53,7 +55,7 @@ ALPACA_OUTPUT_GRID: Final = (
 # fmt: on
 
 
-def sharegpt(num_requests: int, seed: int) -> Pairs:
+def sharegpt(num_requests: int, seed: Seed) -> Pairs:
     """(prompt, output) tokens like the paper's ShareGPT set, in + out at most 2,048."""
     rng = np.random.default_rng(seed)
     prompt, output = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -68,7 +70,7 @@ def sharegpt(num_requests: int, seed: int) -> Pairs:
     return prompt[:num_requests], output[:num_requests]
 
 
-def alpaca(num_requests: int, seed: int) -> Pairs:
+def alpaca(num_requests: int, seed: Seed) -> Pairs:
     """(prompt, output) tokens like the paper's Alpaca set: instructions without an input, and with one."""
     rng = np.random.default_rng(seed)
     has_input = rng.random(num_requests) < ALPACA_INPUT_FRAC
@@ -81,17 +83,17 @@ def alpaca(num_requests: int, seed: int) -> Pairs:
     return np.where(has_input, with_in, bare_in), np.where(has_input, with_out, bare_out)
 
 
-def sharegpt_grid(num_requests: int, seed: int) -> Pairs:
+def sharegpt_grid(num_requests: int, seed: Seed) -> Pairs:
     """The same set from its quantiles alone: marginals within 1.5 %, no limit on in + out."""
     return _from_grids(num_requests, seed, SHAREGPT_PROMPT_GRID, SHAREGPT_OUTPUT_GRID)
 
 
-def alpaca_grid(num_requests: int, seed: int) -> Pairs:
+def alpaca_grid(num_requests: int, seed: Seed) -> Pairs:
     """The Alpaca set from its quantiles alone."""
     return _from_grids(num_requests, seed, ALPACA_PROMPT_GRID, ALPACA_OUTPUT_GRID)
 
 
-def _from_grids(num_requests: int, seed: int, prompt: tuple[int, ...], output: tuple[int, ...]) -> Pairs:
+def _from_grids(num_requests: int, seed: Seed, prompt: tuple[int, ...], output: tuple[int, ...]) -> Pairs:
     rng = np.random.default_rng(seed)
     return (
         quantile_grid(num_requests, PERCENTS, prompt, rng),

@@ -14,10 +14,11 @@ Int64s = NDArray[np.int64]
 def describe(trace: Trace) -> dict[str, float | int | None]:
     """Statistics of all rows, failed ones included; None where a statistic is not defined.
 
-    rate_per_s = (n - 1) / span. iat_cv = standard deviation / mean of the gaps. fano_Xs = variance / mean of the
-    counts in the whole X-second bins from the first arrival. tie_frac = rows with their predecessor's stamp / n.
-    Gap CV sees bursts from one request to the next, Fano at 60 s a slow drift of the rate: read both.
-    Percentiles interpolate linearly. best_prefix_hit_frac = ids that continue a prefix seen before / all ids.
+    rate_per_s = (n - 1) / span. iat_cv = standard deviation / mean of the gaps. fano_Xs = variance / mean of
+    the counts in the whole X-second bins from the first arrival. tie_frac = rows with their predecessor's
+    stamp / n. Gap CV sees bursts from one request to the next, Fano at 60 s a slow drift of the rate: read
+    both. Percentiles interpolate linearly. best_prefix_hit_frac = ids that continue a prefix seen before /
+    all ids.
     """
     span_ns = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
     gaps_s = np.diff(trace.arrival_ns) / NS_PER_S
@@ -33,7 +34,9 @@ def describe(trace: Trace) -> dict[str, float | int | None]:
     result |= _lengths("prompt", trace.num_prompt_tokens) | _lengths("output", trace.num_output_tokens)
     result["num_block_refs"] = len(trace.block_ids)
     result["num_distinct_blocks"] = len(np.unique(trace.block_ids))
-    result["best_prefix_hit_frac"] = _prefix_hits(trace) / len(trace.block_ids) if len(trace.block_ids) else None
+    result["best_prefix_hit_frac"] = (
+        _prefix_hits(trace) / len(trace.block_ids) if len(trace.block_ids) else None
+    )
     return result
 
 
@@ -60,7 +63,7 @@ def _lengths(name: str, tokens: Int64s) -> dict[str, float | int | None]:
 
 
 def _prefix_hits(trace: Trace) -> int:
-    """Ids whose whole prefix was there in an earlier row. A walk down a trie, so content ids count correctly."""
+    """Ids whose whole prefix was there in an earlier row: a walk down a trie, right for content ids too."""
     children: dict[tuple[int, int], int] = {}
     hits = 0
     for ids in np.split(trace.block_ids, trace.block_offsets[1:-1]):

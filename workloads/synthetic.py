@@ -26,16 +26,21 @@ def synthetic_trace(
 ) -> Trace:
     """`num_requests` requests by recipe; the same arguments give the same trace everywhere.
 
-    `arrival` is one of ARRIVALS; `cv` is read by 'gamma' only. 'counts' places Poisson counts per 10 ms and keeps the
-    first `num_requests`. `lengths` is one of LENGTHS or (prompt, output) arrays, repeated if they are too short.
-    Arrivals and lengths have separate random streams: changing one leaves the other. Raises ValueError for others.
+    `arrival` is one of ARRIVALS; `cv` is read by 'gamma' only. 'counts' places Poisson counts per 10 ms and
+    keeps the first `num_requests`. `lengths` is one of LENGTHS or (prompt, output) arrays, repeated if they
+    are too short. Arrivals and lengths have separate random streams: changing one leaves the other. Raises
+    ValueError for others.
     """
     if num_requests < 1:
         raise ValueError(f"synthetic_trace: need at least 1 request, got {num_requests}")
     stamps = _arrivals(arrival, rate_per_s, cv, num_requests, seed)
     recipe = lengths if isinstance(lengths, str) else f"{len(lengths[0])} given pairs"
     prompt, output = draw_lengths(lengths, num_requests, seed)
-    pace = "" if arrival == "all-at-once" else f" at {rate_per_s:g}/s" + (f" cv {cv:g}" if arrival == "gamma" else "")
+    pace = (
+        ""
+        if arrival == "all-at-once"
+        else f" at {rate_per_s:g}/s" + (f" cv {cv:g}" if arrival == "gamma" else "")
+    )
     source = {"format": "synthetic", "arrival": arrival + pace, "lengths": recipe, "seed": str(seed)}
     return Trace.build(stamps, prompt, output, name=name, source=source)
 
@@ -44,12 +49,13 @@ def draw_lengths(recipe: str | tuple[Int64s, Int64s], num_requests: int, seed: i
     """(prompt, output) tokens by recipe, see `synthetic_trace`."""
     if not isinstance(recipe, str):
         return repeated(recipe, num_requests)
+    # Not the plain seed: arrivals draw from it, and the two would be correlated.
+    rng = np.random.default_rng([seed, 1])
     if recipe in standins.STANDINS:
-        return standins.STANDINS[recipe](num_requests, seed)
+        return standins.STANDINS[recipe](num_requests, rng)
     kind, _, text = recipe.partition(":")
     try:
         prompt, output = text.split(",")
-        rng = np.random.default_rng(seed)
         return _drawn(kind, prompt, num_requests, rng), _drawn(kind, output, num_requests, rng)
     except ValueError as error:
         raise ValueError(f"lengths: {recipe!r}: {error}; need one of {', '.join(LENGTHS)}") from None
@@ -59,7 +65,9 @@ def repeated(pairs: tuple[Int64s, Int64s], num_requests: int) -> tuple[Int64s, I
     """The first `num_requests` of the pairs, going round as often as needed."""
     prompt, output = (np.asarray(column) for column in pairs)
     if len(prompt) != len(output) or not len(prompt):
-        raise ValueError(f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}")
+        raise ValueError(
+            f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}"
+        )
     return np.resize(prompt, num_requests), np.resize(output, num_requests)
 
 

@@ -1,4 +1,5 @@
-"""Azure LLM inference traces: 2023 (7-digit fractions), 2024 (+00:00, fraction optional), 2025 (ISO 8601, NumImages).
+"""Azure LLM inference traces: 2023 (7-digit fractions), 2024 (+00:00, fraction optional), 2025 (ISO 8601,
+NumImages).
 
 Columns are found by name: the 2025 files put one in the middle. The files carry no sessions and no block ids.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from workloads.content import Content
 from workloads.readers.reader import csv_rows, wrong_width
 from workloads.rows import Blocks, Row, Rows
-from workloads.stamps import BadRow, date_time_ns, whole
+from workloads.stamps import RowError, date_time_ns, whole
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 EXPECTS = "CSV " + ",".join(COLUMNS)
@@ -33,6 +34,6 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
             arrival_ns, has_zone = date_time_ns("TIMESTAMP", stamp)
             zoned = has_zone if zoned is None else zoned
             if has_zone != zoned:
-                raise BadRow("zone on some rows only", stamp)
+                raise RowError("zone on some rows only", stamp)
             rows.add(Row(arrival_ns, whole("ContextTokens", prompt), whole("GeneratedTokens", output)), line)
     return Blocks()

@@ -1,4 +1,5 @@
-"""Lists of lengths without arrivals: input_len,output_len, or Sarathi's and vAttention's num_*_tokens columns.
+"""Lists of lengths without arrivals: input_len,output_len, or Sarathi's and vAttention's num_*_tokens
+columns.
 
 Every request arrives at 0 until a generator or `Trace.with_arrivals` says otherwise.
 """

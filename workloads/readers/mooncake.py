@@ -1,8 +1,8 @@
-"""Mooncake JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512-token prefix-chained blocks.
+"""Mooncake JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512-token chained blocks.
 
-An id stands for its block and all before it, and the last block may be partly filled (ceil). The file does not carry
-the block size, so the number of ids and what each id covers are checked against it. Aliases created_time,
-input_tokens, output_tokens and the session_id and delay (ms) of AIPerf and Dynamo are read.
+An id stands for its block and all before it, and the last block may be partly filled (ceil). The file does
+not carry the block size, so the number of ids and what each id covers are checked against it. Aliases
+created_time, input_tokens, output_tokens and the session_id and delay (ms) of AIPerf and Dynamo are read.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from workloads.content import Content
 from workloads.readers.reader import Record, first_record, json_record
 from workloads.rows import Blocks, Row, Rows
-from workloads.stamps import NS_PER_MS, BadRow, nanoseconds, whole
+from workloads.stamps import NS_PER_MS, RowError, nanoseconds, whole
 
-EXPECTS = 'JSON lines {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [512-token blocks]}'
+EXPECTS = "JSON lines with timestamp (ms), input_length, output_length, hash_ids (512-token blocks)"
 REBASE = True
 BLOCK_SIZE: Final = 512
 STAMPS: Final = ("timestamp", "created_time")
@@ -24,20 +24,19 @@ OUTPUTS: Final = ("output_length", "output_tokens")
 
 
 def claims(content: Content) -> bool:
-    """By the first row's keys. With chat_id they mean Bailian: seconds and 16-token content hashes, not this."""
+    """By the first row's keys. With chat_id they mean Bailian: seconds and 16-token content hashes."""
     keys = first_record(content).keys()
     return bool(keys & set(PROMPTS)) and bool(keys & {*STAMPS, "delay"}) and "chat_id" not in keys
 
 
 def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
-    """Turns of a session are chained in file order; a turn has a timestamp or a delay from its parent's end."""
+    """Turns of a session follow each other in file order, by timestamp or by a delay from the parent."""
     size = BLOCK_SIZE if block_size is None else block_size
     sessions, covers = _Sessions(), _Covers(size)
     for line, text in content.lines():
         with rows.row(line):
             record = json_record(text)
-            row = _row(record, rows, sessions)
-            row = row._replace(block_ids=_block_ids(record))
+            row = _row(record, rows, sessions)._replace(block_ids=_block_ids(record))
             covers.check(row, "hash_ids" in record)
             rows.add(row, line)
             covers.keep(row)
@@ -46,7 +45,9 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
         return Blocks()
     chained = _is_chained(rows.kept)
     if not chained:
-        rows.notes.append(f"{content.path}: ids are not prefix-chained: taken as content ids, keys only with a prefix")
+        rows.notes.append(
+            f"{content.path}: ids are not prefix-chained: taken as content ids, keys only with a prefix"
+        )
     return Blocks(size, "chained" if chained else "content", "ceil")
 
 
@@ -67,7 +68,7 @@ class _Sessions:
 
 @dataclass(slots=True)
 class _Covers:
-    """Tokens that each id stood for so far: an id that is partial in one row and full in another is two contents."""
+    """Tokens that each id stood for so far: an id partial here and full there would be two contents."""
 
     size: int
     tokens: dict[int, int] = field(default_factory=dict)
@@ -76,16 +77,16 @@ class _Covers:
         prompt, ids = row.num_prompt_tokens, row.block_ids
         need = -(-prompt // self.size)
         if has_ids and len(ids) > need:
-            text = f"{len(ids)} blocks for {prompt} tokens, which need {need} ids of {self.size} tokens"
-            raise BadRow("too many block ids", text)
+            raise RowError("too many block ids", f"{prompt} tokens need {self._ids(need)}, {len(ids)} given")
         if has_ids and len(ids) < need:
-            text = f"{len(ids)} blocks of {self.size} cannot hold {prompt} tokens: {need} ids needed, {len(ids)} given"
-            raise BadRow("too few block ids", text)
+            found = f"{prompt} tokens need {self._ids(need)}, {len(ids)} given"
+            cannot = f"{len(ids)} blocks of {self.size} cannot hold {prompt} tokens"
+            raise RowError("too few block ids", f"{found}: {cannot}")
         for block, now in zip(ids, self._covered(row), strict=True):
             before = self.tokens.get(block, now)
             if before != now:
-                text = f"id {block} was {self._text(before)} and is now {self._text(now)}"
-                raise BadRow("partial and full block under one id", text)
+                found = f"id {block} was {self._filled(before)} and is now {self._filled(now)}"
+                raise RowError("partial and full block under one id", found)
 
     def keep(self, row: Row) -> None:
         self.tokens.update(zip(row.block_ids, self._covered(row), strict=True))
@@ -96,7 +97,10 @@ class _Covers:
         full = len(row.block_ids) - 1
         return [self.size] * full + [row.num_prompt_tokens - full * self.size]
 
-    def _text(self, tokens: int) -> str:
+    def _ids(self, need: int) -> str:
+        return f"{need} ids of {self.size} tokens"
+
+    def _filled(self, tokens: int) -> str:
         return f"full ({tokens})" if tokens == self.size else f"partial ({tokens} tokens)"
 
 
@@ -104,7 +108,7 @@ def _row(record: Record, rows: Rows, sessions: _Sessions) -> Row:
     prompt, output = whole(*_one(record, PROMPTS)), whole(*_one(record, OUTPUTS))
     key = record.get("session_id")
     if isinstance(key, (list, dict)):
-        raise BadRow("not a session id", f"session_id is {key!r}")
+        raise RowError("not a session id", f"session_id is {key!r}")
     parent = -1 if key is None else sessions.last.get(key, -1)
     session = -1 if key is None else sessions.number.get(key, len(sessions.number))
     arrival_ns, delay_ns = _when(record, rows, parent)
@@ -114,27 +118,27 @@ def _row(record: Record, rows: Rows, sessions: _Sessions) -> Row:
 def _when(record: Record, rows: Rows, parent: int) -> tuple[int, int]:
     stamped = any(key in record for key in STAMPS)
     if stamped and "delay" in record:
-        raise BadRow("both timestamp and delay", "a turn has one of them")
+        raise RowError("both timestamp and delay", "a turn has one of them")
     if stamped:
         return nanoseconds(*_one(record, STAMPS), NS_PER_MS), -1
     if "delay" not in record:
-        raise BadRow("neither timestamp nor delay", f"keys {', '.join(record)}")
+        raise RowError("neither timestamp nor delay", f"keys {', '.join(record)}")
     if parent < 0:
-        raise BadRow("delay without a parent", "no earlier turn of its session has an end to count from")
+        raise RowError("delay without a parent", "no earlier turn of its session has an end to count from")
     return rows.kept[rows.place[parent]].arrival_ns, nanoseconds("delay", record["delay"], NS_PER_MS)
 
 
 def _one(record: Record, names: tuple[str, ...]) -> tuple[str, object]:
     found = [name for name in names if name in record]
     if len(found) != 1:
-        raise BadRow("missing key" if not found else "two keys for one value", " or ".join(names))
+        raise RowError("missing key" if not found else "two keys for one value", " or ".join(names))
     return found[0], record[found[0]]
 
 
 def _block_ids(record: Record) -> list[int]:
     ids = record.get("hash_ids", [])
     if not isinstance(ids, list) or not all(type(block) is int for block in ids):
-        raise BadRow("not block ids", "hash_ids is no list of whole numbers")
+        raise RowError("not block ids", "hash_ids is no list of whole numbers")
     return ids
 
 

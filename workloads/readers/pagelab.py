@@ -1,8 +1,10 @@
-"""pagelab's own format as CSV, JSON lines or Parquet: the columns of `Trace` by name, times in integer nanoseconds.
+"""pagelab's own format as CSV, JSON lines or Parquet: the columns of `Trace` by name, times in integer
+nanoseconds.
 
-A first line says what the row columns cannot: `# pagelab-trace {...}` in CSV, `{"pagelab_trace": {...}}` in JSON
-lines, the key `pagelab_trace` of the schema in Parquet. It holds name, source, block_size, block_scope, block_partial
-and is optional for traces without block ids. Only arrival_ns, num_prompt_tokens, num_output_tokens are required.
+A first line says what the row columns cannot: `# pagelab-trace {...}` in CSV, `{"pagelab_trace": {...}}` in
+JSON lines, the key `pagelab_trace` of the schema in Parquet. It holds name, source, block_size, block_scope,
+block_partial and is optional for traces without block ids. Only arrival_ns, num_prompt_tokens,
+num_output_tokens are required.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from workloads.content import Content
 from workloads.readers.reader import Record, csv_rows, first_record, json_record, wrong_width
 from workloads.rows import Blocks, Row, Rows, TraceError
-from workloads.stamps import BadRow, whole
+from workloads.stamps import RowError, whole
 from workloads.validation import MIN_VALUE
 
 REQUIRED: Final = ("arrival_ns", "num_prompt_tokens", "num_output_tokens")
@@ -38,7 +40,7 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
     meta, records = _parquet(content) if content.parquet else _text(content)
     for line, record in records:
         with rows.row(line):
-            if isinstance(record, BadRow):
+            if isinstance(record, RowError):
                 raise record
             rows.add(_row(record), line)
     return _blocks(content, meta, rows, block_size)
@@ -61,11 +63,13 @@ def _object(content: Content, text: str) -> Record:
     except ValueError:
         meta = None
     if not isinstance(meta, dict):
-        raise TraceError(f"{content.path}:1: the pagelab-trace line holds no JSON object; save the trace again")
+        raise TraceError(
+            f"{content.path}:1: the pagelab-trace line holds no JSON object; save the trace again"
+        )
     return meta
 
 
-def _text(content: Content) -> tuple[Record, Iterator[tuple[int, Record | BadRow]]]:
+def _text(content: Content) -> tuple[Record, Iterator[tuple[int, Record | RowError]]]:
     meta = metadata(content)
     if content.first_line().startswith("{"):
         return meta, _json_records(content)
@@ -73,40 +77,49 @@ def _text(content: Content) -> tuple[Record, Iterator[tuple[int, Record | BadRow
     return meta, _csv_records(content, 1 if marked else 0)
 
 
-def _json_records(content: Content) -> Iterator[tuple[int, Record | BadRow]]:
+def _json_records(content: Content) -> Iterator[tuple[int, Record | RowError]]:
     for number, (line, text) in enumerate(content.lines()):
         try:
             record = json_record(text)
-        except BadRow as bad:
+        except RowError as bad:
             yield line, bad
             continue
         if number > 0 or JSON_MARK not in record:
             yield line, record
 
 
-def _csv_records(content: Content, skip_lines: int) -> Iterator[tuple[int, Record | BadRow]]:
+def _csv_records(content: Content, skip_lines: int) -> Iterator[tuple[int, Record | RowError]]:
     for line, fields, at in csv_rows(content, skip_lines):
         missing = [name for name in REQUIRED if name not in at]
         if missing:
-            raise TraceError(f"{content.path}:{skip_lines + 1}: no column {missing[0]!r}; pagelab needs {EXPECTS}")
-        yield line, wrong_width(at) if fields is None else {k: fields[i] for k, i in at.items() if fields[i] != ""}
+            raise TraceError(
+                f"{content.path}:{skip_lines + 1}: no column {missing[0]!r}; pagelab needs {EXPECTS}"
+            )
+        yield (
+            line,
+            wrong_width(at) if fields is None else {k: fields[i] for k, i in at.items() if fields[i] != ""},
+        )
 
 
-def _parquet(content: Content) -> tuple[Record, Iterator[tuple[int, Record | BadRow]]]:
+def _parquet(content: Content) -> tuple[Record, Iterator[tuple[int, Record | RowError]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(pa.BufferReader(content.parquet))
     except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{content.path}: a damaged Parquet file ({error}); save or fetch it again") from None
+        raise TraceError(
+            f"{content.path}: a damaged Parquet file ({error}); save or fetch it again"
+        ) from None
     missing = [name for name in REQUIRED if name not in table.column_names]
     if missing:
         raise TraceError(f"{content.path}: no column {missing[0]!r}; pagelab needs {EXPECTS}")
     meta = _object(content, (table.schema.metadata or {}).get(JSON_MARK.encode(), b"{}").decode())
     names = [name for name in (*REQUIRED, *OPTIONAL, "block_ids") if name in table.column_names]
     records = table.select(names).to_pylist()
-    return meta, ((i, {k: v for k, v in row.items() if v is not None}) for i, row in enumerate(records, start=1))
+    return meta, (
+        (i, {k: v for k, v in row.items() if v is not None}) for i, row in enumerate(records, start=1)
+    )
 
 
 def _row(record: Record) -> Row:
@@ -114,20 +127,20 @@ def _row(record: Record) -> Row:
     values.update({key: whole(key, record[key]) for key in OPTIONAL if key in record})
     for key, least in MIN_VALUE.items():
         if key not in ("num_prompt_tokens", "num_output_tokens") and values.get(key, 0) < least:
-            raise BadRow(f"{key} out of range", f"{values[key]}, need at least {least}")
+            raise RowError(f"{key} out of range", f"{values[key]}, need at least {least}")
     return Row(**values, block_ids=_block_ids(record.get("block_ids", [])))
 
 
 def _required(record: Record, key: str) -> object:
     if key not in record:
-        raise BadRow("missing value", key)
+        raise RowError("missing value", key)
     return record[key]
 
 
 def _block_ids(value: object) -> list[int]:
     ids = value.split() if isinstance(value, str) else value
     if not isinstance(ids, list):
-        raise BadRow("not block ids", f"block_ids is {value!r}")
+        raise RowError("not block ids", f"block_ids is {value!r}")
     return [whole("block_ids", block) for block in ids]
 
 
@@ -138,7 +151,7 @@ def _blocks(content: Content, meta: Record, rows: Rows, block_size: int | None) 
             str(meta.get("block_scope", "")),
             str(meta.get("block_partial", "")),
         )
-    except BadRow as bad:
+    except RowError as bad:
         raise TraceError(f"{content.path}:1: {bad}; save the trace again") from None
     if blocks.size == 0 and any(row.block_ids for row in rows.kept):
         raise TraceError(
@@ -146,5 +159,7 @@ def _blocks(content: Content, meta: Record, rows: Rows, block_size: int | None) 
             f"state them in a first line {CSV_MARK}{{...}}"
         )
     if block_size not in (None, blocks.size):
-        raise TraceError(f"{content.path}:1: the file says blocks of {blocks.size} tokens, {block_size} asked for")
+        raise TraceError(
+            f"{content.path}:1: the file says blocks of {blocks.size} tokens, {block_size} asked for"
+        )
     return blocks

@@ -7,13 +7,17 @@ import io
 import json
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import NoReturn, Protocol
+from itertools import islice
+from typing import Final, NoReturn, Protocol
 
 from workloads.content import Content
 from workloads.rows import Blocks, Rows, TraceError
-from workloads.stamps import BadRow
+from workloads.stamps import RowError
 
 Record = dict[str, object]
+
+NUM_PROBED_LINES: Final = 20
+"""Lines looked at to recognise JSON lines."""
 
 
 class Reader(Protocol):
@@ -28,7 +32,7 @@ class Reader(Protocol):
         """Whether the header or the first row is of this format. Never raises."""
 
     def read(self, content: Content, rows: Rows, block_size: int | None) -> Blocks:
-        """Add every row to `rows` and say what the block ids mean. Raises TraceError for an unusable header."""
+        """Add every row to `rows`, say what the block ids mean. Raises TraceError for an unusable header."""
 
 
 def csv_rows(content: Content, skip_lines: int = 0) -> Iterator[tuple[int, list[str] | None, dict[str, int]]]:
@@ -51,35 +55,40 @@ def _positions(content: Content, line: int, header: list[str]) -> dict[str, int]
     return {name: i for i, name in enumerate(header)}
 
 
-def wrong_width(position: dict[str, int]) -> BadRow:
-    """The BadRow of a CSV row with missing or surplus fields, as a cut-off last line has."""
-    return BadRow("wrong number of fields", f"need {len(position)}: {','.join(position)}")
+def wrong_width(position: dict[str, int]) -> RowError:
+    """The RowError of a CSV row with missing or surplus fields, as a cut-off last line has."""
+    return RowError("wrong number of fields", f"need {len(position)}: {','.join(position)}")
 
 
 def json_record(line: str) -> Record:
-    """One JSON object, decimals kept exact. Raises BadRow for anything else, NaN and Infinity included."""
+    """One JSON object, decimals kept exact. Raises RowError for anything else, NaN and Infinity included."""
     try:
         record = _DECODER.decode(line)
-    except BadRow:
+    except RowError:
         raise
     except (ValueError, RecursionError) as error:
-        raise BadRow("not JSON", f"{error}") from None
+        raise RowError("not JSON", f"{error}") from None
     if not isinstance(record, dict):
-        raise BadRow("not a JSON object", f"{line.strip()[:40]!r}")
+        raise RowError("not a JSON object", f"{line.strip()[:40]!r}")
     return record
 
 
 def first_record(content: Content) -> Record:
-    """The first line as a JSON object, or {} if it is none. NaN in it must not hide the format."""
-    try:
-        record = json.loads(content.first_line())
-    except (ValueError, RecursionError):
+    """The first of the leading lines that is a JSON object, or {}; broken lines must not hide the format."""
+    if content.text.lstrip()[:1] != "{":
         return {}
-    return record if isinstance(record, dict) else {}
+    for _, line in islice(content.lines(), NUM_PROBED_LINES):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            return record
+    return {}
 
 
 def _not_finite(text: str) -> NoReturn:
-    raise BadRow("not finite", text)
+    raise RowError("not finite", text)
 
 
 _DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=_not_finite)

@@ -1,7 +1,7 @@
 """Vidur's replay CSV: `arrived_at` or `arrival_time`, then num_prefill_tokens,num_decode_tokens.
 
-Seconds are decimal (float residue is rounded at the nanosecond); `arrival_time` may also be a date and time. No other
-names are guessed, because two of Vidur's own readers disagree about them.
+Seconds are decimal (float residue is rounded at the nanosecond); `arrival_time` may also be a date and time.
+No other names are guessed, because two of Vidur's own readers disagree about them.
 """
 
 from __future__ import annotations
