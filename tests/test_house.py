@@ -97,7 +97,8 @@ def test_the_top_level_has_only_its_fixed_folders():
 
 
 def test_every_package_folder_is_listed_for_the_installer():
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    listed = set(project["tool"]["setuptools"]["packages"])
     found = {
         ".".join(init.parent.relative_to(ROOT).parts)
         for package in PACKAGES
