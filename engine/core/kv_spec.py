@@ -67,7 +67,7 @@ class KVSpec:
     head_size: int
     """Elements of a K vector; for `mla` of the whole latent, kv_lora_rank + qk_rope_head_dim."""
     head_size_v: int = 0
-    """Elements of a V vector; 0 stands for head_size. Stays 0 for `mla`, whose V is read out of the latent."""
+    """Elements of a V vector; 0 stands for head_size. Stays 0 for `mla`: V is read out of the latent."""
     kind: Kind = "attention"
     dtype: str = "bf16"
     tp: int = 1
