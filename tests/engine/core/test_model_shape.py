@@ -85,7 +85,7 @@ def test_windowed_layers_are_counted_in_full_and_stated():
     "changes,holding",
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, 1),
-        ({"num_hidden_layers": 8, "full_attention_interval": 4}, 2),
+        ({"num_hidden_layers": 7, "full_attention_interval": 4}, 1),
         ({"num_hidden_layers": 32, "attn_layer_period": 8, "attn_layer_offset": 4}, 4),
         ({"num_hidden_layers": 6, "hybrid_override_pattern": "M-M*-M"}, 1),
         ({"num_hidden_layers": 4, "attn_layer_indices": [1, 3]}, 2),
@@ -97,6 +97,14 @@ def test_layers_without_kv_are_not_counted_and_stated(changes, holding):
     assert shape.num_kv_layers == holding
     assert shape.notes[0].startswith(f"{holding} of {shape.num_layers} layers hold KV")
     assert shape.kv_spec().bytes_per_token == holding * 2048
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [({"index_head_dim": 128}, "indexer"), ({"cross_attention_layers": [1]}, "1 cross-attention layers")],
+)
+def test_what_else_a_layer_keeps_is_stated(changes, words):
+    assert words in shape_with(**changes).kv_spec().notes[0]
 
 
 def test_layers_that_reuse_kv_are_not_counted():
