@@ -36,6 +36,7 @@ class Row(NamedTuple):
     delay_ns: int = -1
     block_ids: Sequence[int] = ()
     source_row: int = 0
+    """0 stands for the line that the row was read from."""
 
 
 class Blocks(NamedTuple):

@@ -21,16 +21,16 @@ def describe(trace: Trace) -> dict[str, float | int | None]:
     all ids.
     """
     span_ns = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
-    gaps_s = np.diff(trace.arrival_ns) / NS_PER_S
+    gaps_ns = np.diff(trace.arrival_ns)
     result: dict[str, float | int | None] = {
         "num_requests": len(trace),
         "num_failed": int((trace.status == 1).sum()),
         "span_s": span_ns / NS_PER_S,
         "rate_per_s": (len(trace) - 1) * NS_PER_S / span_ns if span_ns else None,
-        "iat_cv": float(gaps_s.std() / gaps_s.mean()) if span_ns else None,
+        "iat_cv": float(gaps_ns.std() / gaps_ns.mean()) if span_ns else None,
     }
     result |= {f"fano_{width_s}s": _fano(trace.arrival_ns, width_s) for width_s in (1, 10, 60)}
-    result["tie_frac"] = float((gaps_s == 0).sum() / len(trace)) if len(trace) else None
+    result["tie_frac"] = float((gaps_ns == 0).sum() / len(trace)) if len(trace) else None
     result |= _lengths("prompt", trace.num_prompt_tokens) | _lengths("output", trace.num_output_tokens)
     result["num_block_refs"] = len(trace.block_ids)
     result["num_distinct_blocks"] = len(np.unique(trace.block_ids))

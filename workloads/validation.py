@@ -23,7 +23,7 @@ MIN_VALUE: Final[dict[str, int]] = {
     "session": -1,
     "parent": -1,
     "delay_ns": -1,
-    "source_row": 0,
+    "source_row": 1,
 }
 SCOPES: Final = ("chained", "content")
 PARTIALS: Final = ("ceil", "floor")

@@ -125,9 +125,10 @@ def _parquet(content: Content) -> tuple[Record, Iterator[tuple[int, Record | Row
 def _row(record: Record) -> Row:
     values = {key: whole(key, _required(record, key)) for key in REQUIRED}
     values.update({key: whole(key, record[key]) for key in OPTIONAL if key in record})
-    for key, least in MIN_VALUE.items():
-        if key not in ("num_prompt_tokens", "num_output_tokens") and values.get(key, 0) < least:
-            raise RowError(f"{key} out of range", f"{values[key]}, need at least {least}")
+    for key, value in values.items():
+        least = MIN_VALUE.get(key, value)
+        if value < least and key not in REQUIRED[1:]:  # token counts have words of their own
+            raise RowError(f"{key} out of range", f"{value}, need at least {least}")
     return Row(**values, block_ids=_block_ids(record.get("block_ids", [])))
 
 

@@ -37,15 +37,19 @@ class Reader(Protocol):
 
 def csv_rows(content: Content, skip_lines: int = 0) -> Iterator[tuple[int, list[str] | None, dict[str, int]]]:
     """(line number, fields or None if their number is wrong, position of each named column) for each row."""
-    reader = csv.reader(io.StringIO(content.text, newline=""))
+    text = io.StringIO(content.text, newline="")
+    for _ in range(skip_lines):  # before the CSV parser: a quote in them would swallow rows
+        text.readline()
+    reader = csv.reader(text)
     position: dict[str, int] = {}
     for fields in reader:
-        if reader.line_num <= skip_lines or not fields or (len(fields) == 1 and not fields[0].strip()):
+        line = skip_lines + reader.line_num
+        if not fields or (len(fields) == 1 and not fields[0].strip()):
             continue
         if not position:
-            position = _positions(content, reader.line_num, [name.strip() for name in fields])
+            position = _positions(content, line, [name.strip() for name in fields])
         else:
-            yield reader.line_num, fields if len(fields) == len(position) else None, position
+            yield line, fields if len(fields) == len(position) else None, position
 
 
 def _positions(content: Content, line: int, header: list[str]) -> dict[str, int]:
