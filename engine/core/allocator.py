@@ -52,8 +52,9 @@ class Grant(NamedTuple):
     moved: Sequence[Request] = ()
     """Requests whose whole table changed (contiguous growth that had to move)."""
     copies: Sequence[tuple[int, int]] = ()
-    """(source, destination) block ids to copy on the device; all sources are read before any destination is written,
-    and both stay referenced until `settle`."""
+    """(source, destination) block ids to copy on the device; all sources are read before any destination is written.
+    Sources stay referenced until `settle`, destinations as long as a request holds them: a caller that frees a moved
+    request before the batch runs leaves its copies out of the batch, and settles the grant all the same."""
     to_host: Sequence[tuple[int, int]] = ()
     to_device: Sequence[tuple[int, int]] = ()
     num_computed_tokens: int = 0

@@ -32,6 +32,7 @@ class BlockPool:
         "_keys",
         "_lru",
         "_map",
+        "_num_unhashed_back",
         "_ref_cnt",
         "_stack",
         "capacity",
@@ -53,6 +54,7 @@ class BlockPool:
         self._back = freed_to == "back"
         self._stack = list(range(capacity, 0, -1))
         self._lru: OrderedDict[int, None] = OrderedDict()
+        self._num_unhashed_back = 0  # blocks in `_lru` without content: only with freed_to="back"
         self._ref_cnt = [0] * (capacity + 1)
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
         self._map: dict[Hashable, int | dict[int, None]] = {}
@@ -70,7 +72,7 @@ class BlockPool:
     @property
     def num_cached_free(self) -> int:
         """Free blocks that hold a cached prefix."""
-        return 0 if self._back and not self._map else len(self._lru)
+        return len(self._lru) - self._num_unhashed_back
 
     def ref_cnt(self, block_id: int) -> int:
         """Number of tables that hold the block."""
@@ -92,7 +94,7 @@ class BlockPool:
             entry = get(key)
             if entry is None:
                 break
-            found.append(entry if type(entry) is int else next(iter(entry)))  # type: ignore[call-overload]
+            found.append(entry if isinstance(entry, int) else next(iter(entry)))
         return found
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
@@ -138,10 +140,13 @@ class BlockPool:
                 self.num_extra_references -= 1
                 continue
             ref_cnt[block_id] = 0
-            if keys[block_id] is None and not self._back:
-                loose.append(block_id)
-            else:
+            if keys[block_id] is not None:
                 lru[block_id] = None
+            elif self._back:
+                lru[block_id] = None
+                self._num_unhashed_back += 1
+            else:
+                loose.append(block_id)
         # The released ids become the head as a group, in release order.
         loose.reverse()
         self._stack += loose
@@ -168,7 +173,9 @@ class BlockPool:
         for block_id in self._lru:
             self._keys[block_id] = None
         self._map.clear()
-        if not self._back:
+        if self._back:
+            self._num_unhashed_back = len(self._lru)
+        else:
             # The queue keeps its order: what were cached blocks lie behind the unhashed ones.
             self._stack[:0] = reversed(self._lru)
             self._lru.clear()
@@ -179,6 +186,7 @@ class BlockPool:
         for block_id in block_ids:
             key = keys[block_id]
             if key is None:
+                self._num_unhashed_back -= 1
                 continue
             keys[block_id] = None
             entry = index.pop(key)
@@ -206,8 +214,10 @@ class BlockPool:
                 by_key.setdefault(key, set()).add(block_id)
         mapped = {k: {e} if isinstance(e, int) else set(e) for k, e in self._map.items()}
         assert mapped == by_key, f"map {mapped} != keys of the blocks {by_key}"
-        if not self._back:
-            wrong = [b for b in self._lru if self._keys[b] is None] + [b for b in self._stack if self._keys[b]]
-            assert not wrong, f"blocks on the wrong side of the free queue: {wrong}"
+        unhashed = [b for b in self._lru if self._keys[b] is None]
+        wrong = [b for b in self._stack if self._keys[b] is not None] + ([] if self._back else unhashed)
+        assert not wrong, f"blocks on the wrong side of the free queue: {wrong}"
+        counted = self._num_unhashed_back
+        assert len(unhashed) == counted, f"unhashed blocks at the back {unhashed} != counted {counted}"
         extra = sum(count - 1 for count in islice(self._ref_cnt, 1, None) if count)
         assert extra == self.num_extra_references, f"extra references {self.num_extra_references} != counted {extra}"

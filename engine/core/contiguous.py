@@ -68,7 +68,8 @@ class ContiguousAllocator:
         self._max_model_len = max_model_len
         self._space = make_placement(fit, capacity_blocks, largest=-(-max_model_len // block_size))
         self._extents: dict[Request, Extent] = {}
-        self._leaving: dict[tuple[Request, int], Extent] = {}
+        self._leaving: dict[int, Extent] = {}
+        """By first block: extents that copies of an unsettled grant still read."""
         self._asked_slots = 0
         self._num_copies = 0
 
@@ -130,22 +131,25 @@ class ContiguousAllocator:
         self, requests: Sequence[Request], num_tokens: Sequence[int], *, num_lookahead: int = 0
     ) -> Grant | Refusal:
         """Grows in place, else moves, else refuses. Several requests at once only if all already have the room."""
-        short = [
-            (request, total)
-            for request, total in zip(requests, num_tokens, strict=True)
-            if total + num_lookahead > self._extent(request).granted * self.block_size
+        extents = [self._extent(request) for request in requests]
+        asks = [
+            max(extent.asked_slots, self._asked(request, min(total + num_lookahead, self._max_model_len)))
+            for request, extent, total in zip(requests, extents, num_tokens, strict=True)
         ]
-        if not short:
-            return Grant([()] * len(requests))
-        if len(requests) > 1:
+        pairs = zip(extents, asks, strict=True)
+        short = [units for extent, asked in pairs if (units := self._units(asked)) > extent.granted]
+        if short and len(requests) > 1:
             # All or nothing over several moves needs a plan; callers may grow one request at a time.
-            return self._refuse(sum(self._units(t + num_lookahead) for _, t in short))
-        request, total = short[0]
-        return self._grow(request, total + num_lookahead)
+            return self._refuse(sum(short))
+        if short:
+            return self._grow(requests[0], asks[0])
+        # Asked for even where rounding up has granted it: chunks then grow at multiples of the chunk only.
+        for request, extent, asked in zip(requests, extents, asks, strict=True):
+            self._hold(request, extent._replace(asked_slots=asked))
+        return Grant([()] * len(requests))
 
-    def _grow(self, request: Request, num_tokens: int) -> Grant | Refusal:
+    def _grow(self, request: Request, asked: int) -> Grant | Refusal:
         old = self._extents[request]
-        asked = self._asked(request, num_tokens)
         units = self._units(asked)
         grown = self._space.grow(old.start, old.granted, units)
         if grown is not None:
@@ -159,7 +163,10 @@ class ContiguousAllocator:
         held = self._units(request.num_computed_tokens)
         copies = list(zip(old.blocks[:held], new.blocks[:held], strict=True))
         self._num_copies += len(copies)
-        self._leaving[request, new.start] = old
+        if copies:
+            self._leaving[old.start + 1] = old
+        else:
+            self._space.give(old.start, old.granted)
         return Grant((new.blocks,), moved=(request,), copies=copies)
 
     def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
@@ -168,8 +175,8 @@ class ContiguousAllocator:
 
     def settle(self, grant: Grant) -> None:
         """Returns the extents that this grant's moves left behind."""
-        if grant.moved:
-            left = self._leaving.pop((grant.moved[0], grant.new_blocks[0][0] - 1))
+        if grant.copies:
+            left = self._leaving.pop(grant.copies[0][0])
             self._space.give(left.start, left.granted)
 
     def free(self, request: Request) -> None:

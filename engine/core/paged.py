@@ -140,14 +140,13 @@ class PagedAllocator:
         held = len(hit.block_ids)
         unreferenced = pool.num_unreferenced(hit.block_ids) if held else 0
         reserve = self.watermark_blocks if others_running else 0
-        if whole:
-            gate = max(-(-min(whole, self._max_model_len) // size) - held, 0) + unreferenced
-            if gate + reserve > free:
-                return Refusal(Reason.FULL_SEQUENCE if gate <= free else Reason.NO_FREE_BLOCKS, gate, free)
         fresh = max(-(-min(num_tokens, self._max_model_len) // size) - held, 0)
         needed = fresh + unreferenced
         if needed + reserve > free:
             return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
+        gate = -(-min(whole, self._max_model_len) // size) - held + unreferenced if whole else 0
+        if gate + reserve > free:
+            return Refusal(Reason.FULL_SEQUENCE, gate, free)
         pool.touch(hit.block_ids)
         new_blocks = pool.take(fresh)
         table = [*hit.block_ids, *new_blocks]

@@ -32,17 +32,17 @@ def _ask_limit(request: Request, num_tokens: int, max_model_len: int) -> int:
 
 def _ask_pow2(request: Request, num_tokens: int, max_model_len: int) -> int:
     """The artifact rounds the true output length up to a power of two (25 -> 32)."""
-    estimate: int = 1 << (request.oracle_output_tokens - 1).bit_length()
+    estimate: int = 1 << (request.num_stop_tokens - 1).bit_length()
     return min(request.num_prompt_tokens + estimate, max_model_len)
 
 
 def _ask_oracle(request: Request, num_tokens: int, max_model_len: int) -> int:
-    return min(request.num_prompt_tokens + request.oracle_output_tokens, max_model_len)
+    return min(request.num_prompt_tokens + request.num_stop_tokens, max_model_len)
 
 
 def _chunk(size: int) -> Reserve:
     def ask(request: Request, num_tokens: int, max_model_len: int) -> int:
-        return -(-num_tokens // size) * size
+        return min(-(-num_tokens // size) * size, max_model_len)
 
     return Reserve(f"chunk({size})", ask, size)
 

@@ -1,0 +1,111 @@
+"""The parts of the allocator contract that need no history: what to try, and what must hold of it alone.
+
+Requests whose contents meet in every way, one request in an empty pool, and decode runs against single steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from engine.core.allocator import Grant, KVAllocator
+from engine.core.content import BlockIdContent, ChainedIds, Content, TokenContent
+from engine.core.decode_set import DecodeSet
+from engine.core.registry import PoolConfig
+from engine.core.request import Request
+from engine.core.shadow import check_state, expect, snapshot
+
+
+def random_config(rng: Random) -> PoolConfig:
+    size, capacity = rng.choice((1, 2, 3, 4, 8, 16)), rng.choice((1, 2, 5, 8, 12, 16, 27, 40))
+    return PoolConfig(capacity, size, max_model_len=max(2, size * capacity * rng.choice((1, 2, 4)) // 4))
+
+
+class RequestSource:
+    """Random requests for a pool: some too large for it, many with prefixes in common."""
+
+    def __init__(self, config: PoolConfig, rng: Random) -> None:
+        self.config, self.rng, self.count = config, rng, 0
+        self.prefixes = [[rng.randrange(2) for _ in range(2 * config.max_model_len)] for _ in range(2)]
+        self.chains, self.trace_block_size = ChainedIds(), rng.choice((1, 2, 5, 8))
+
+    def new_request(self) -> Request:
+        rng, config = self.rng, self.config
+        longest = min(config.max_model_len - 1, config.capacity_blocks * config.block_size)
+        prompt, limit = rng.randint(1, longest), rng.randint(1, max(longest // 2, 1))
+        if rng.random() < 0.6:
+            prompt = -(-prompt // 3)
+        self.count += 1
+        return Request(
+            f"r{self.count}",
+            prompt,
+            limit,
+            oracle_output_tokens=rng.randint(1, limit),
+            content=self.new_content(prompt, prompt + limit),
+            skips_cache_read=rng.random() < 0.1,
+        )
+
+    def new_content(self, prompt: int, total: int) -> Content | None:
+        rng, kind = self.rng, self.rng.randrange(4)
+        if kind == 0:
+            return None
+        if kind == 1:
+            ids = [rng.randrange(2) for _ in range(-(-prompt // self.trace_block_size))]
+            return BlockIdContent(self.chains.chain(ids), self.trace_block_size, prompt)
+        tokens = rng.choice(self.prefixes)[: min(rng.randint(0, 2 * total), total)]
+        tokens += [rng.randrange(2) for _ in range(total - len(tokens))]
+        return TokenContent(tokens, salt=rng.choice((None, None, None, "salt")))
+
+
+def serve_alone(
+    allocator: KVAllocator, request: Request, config: PoolConfig, rng: Random, note: Callable[..., None]
+) -> None:
+    """In an empty pool, what is not refused for ever can be admitted and can grow to its end."""
+    if allocator.refuses_forever(request) is not None:
+        return
+    size = config.block_size
+    end = min(request.num_prompt_tokens + request.max_tokens - 1, config.max_model_len)
+    hit, request.row = allocator.lookup(request), 0
+    total = rng.randint(hit.num_tokens + 1, request.num_prompt_tokens)
+    answer = allocator.admit(request, total, hit, whole=rng.choice((0, request.num_prompt_tokens)))
+    note(f"alone: admit {request} to {total}, hit={hit.num_tokens}", answer)
+    while True:
+        expect(isinstance(answer, Grant), "alone, a request that is not refused for ever is served", answer)
+        allocator.settle(answer)  # type: ignore[arg-type]
+        request.computed, request.known = total, max(total, request.known)
+        if total == end:
+            break
+        total = min(total + rng.randint(1, 2 * size), end)
+        answer = allocator.extend((request,), (total,))
+        note(f"alone: extend {request} to {total}", answer)
+    check_state(allocator, (request,))
+    allocator.free(request)
+
+
+Run = tuple[list[int], dict[str, Any]]
+
+
+def advance(allocator: KVAllocator, decoding: DecodeSet, parts: Sequence[int]) -> Run:
+    """The blocks taken by runs of so many steps, and the state after them."""
+    taken: list[int] = []
+    for steps in parts:
+        grant = allocator.advance(decoding, steps)
+        taken += [block for blocks in grant.new_blocks for block in blocks]
+        decoding.clock += steps
+        decoding.sampled += steps
+    return taken, snapshot(allocator, decoding)
+
+
+def step_singly(allocator: KVAllocator, decoding: DecodeSet, steps: int) -> Run:
+    """The same by one `extend` per request and step."""
+    taken: list[int] = []
+    for _ in range(steps):
+        for request in decoding:
+            answer = allocator.extend((request,), (request.num_computed_tokens + 1,))
+            allowed = isinstance(answer, Grant) and not answer.copies and not answer.moved
+            expect(allowed, "free_run allows no refusal, copy or move", request, answer)
+            taken += answer.new_blocks[0]  # type: ignore[union-attr]
+        decoding.clock += 1
+        decoding.sampled += 1
+    return taken, snapshot(allocator, decoding)
