@@ -50,9 +50,7 @@ def all_at_once(num_requests: int, seed: int = 0) -> Int64s:
     return np.zeros(num_requests, np.int64)
 
 
-def poisson_counts(
-    rate_per_s: float, duration_s: float, seed: int, quantum_ns: int = PAPER_QUANTUM_NS
-) -> Int64s:
+def poisson_counts(rate_per_s: float, duration_s: float, seed: int, quantum_ns: int = PAPER_QUANTUM_NS) -> Int64s:
     """The paper's arrivals: a Poisson count for every quantum of [0, duration), placed at the quantum's
     start.
 
@@ -61,9 +59,7 @@ def poisson_counts(
     """
     _check(rate_per_s, 0)
     if quantum_ns < 1 or not 0 < duration_s < float("inf"):
-        raise ValueError(
-            f"poisson_counts: need positive sizes, got duration_s={duration_s}, quantum_ns={quantum_ns}"
-        )
+        raise ValueError(f"poisson_counts: need positive sizes, got duration_s={duration_s}, quantum_ns={quantum_ns}")
     num_quanta = -(-round(exact(duration_s) * NS_PER_S) // quantum_ns)
     counts = np.random.default_rng(seed).poisson(rate_per_s * quantum_ns / NS_PER_S, num_quanta)
     return np.repeat(np.arange(num_quanta) * quantum_ns, counts)

@@ -47,8 +47,11 @@ class Content:
         return next((line.strip() for line in io.StringIO(self.text) if line.strip()), "")
 
     def header(self) -> list[str]:
-        """The first line's fields as CSV, stripped."""
-        return [name.strip() for name in next(csv.reader([self.first_line()]), [])]
+        """The first line's fields as CSV, stripped; none if it is no CSV at all."""
+        try:
+            return [name.strip() for name in next(csv.reader([self.first_line()]), [])]
+        except csv.Error:
+            return []
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """1-based number and text of every line that is not blank: a blank line is not a row."""
@@ -94,9 +97,7 @@ def _refuse_other_kinds(shown: str, data: bytes) -> None:
     if not head:
         raise TraceError(f"{shown}: the file is empty; fetch it again or name another")
     if head.startswith(b"version https://git-lfs"):
-        raise TraceError(
-            f"{shown}:1: a Git LFS pointer, not the data; run `git lfs pull` or fetch the file itself"
-        )
+        raise TraceError(f"{shown}:1: a Git LFS pointer, not the data; run `git lfs pull` or fetch the file itself")
     if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         raise TraceError(f"{shown}:1: an HTML page, not the data; fetch the raw file (curl -L)")
     if data[0] == 0x80 and data[1:2] <= b"\x05":
@@ -113,9 +114,7 @@ def _decoded(shown: str, data: bytes) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise TraceError(
-            f"{shown}:{line}: not UTF-8 text (byte {error.start}); convert it to UTF-8"
-        ) from None
+        raise TraceError(f"{shown}:{line}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise TraceError(f"{shown}:{line}: binary data (a NUL byte); name a CSV, JSONL or Parquet trace")

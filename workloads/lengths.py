@@ -57,9 +57,7 @@ def mixture(
     if not len(weights) or (weights < 0).any() or not np.isclose(weights.sum(), 1.0, atol=1e-3):
         raise ValueError(f"mixture: need weights of at least 0 that sum to 1, got {weights.tolist()}")
     if any(component.sigma < 0 for component in components) or scale <= 0 or minimum < 1:
-        raise ValueError(
-            f"mixture: need sigma >= 0, scale > 0, minimum >= 1, got {components}, {scale}, {minimum}"
-        )
+        raise ValueError(f"mixture: need sigma >= 0, scale > 0, minimum >= 1, got {components}, {scale}, {minimum}")
     rng = np.random.default_rng(seed)
     which = np.searchsorted(np.cumsum(weights)[:-1], rng.random(num_values), side="right")
     mu = np.array([component.mu for component in components])[which]

@@ -76,9 +76,7 @@ def named_trace(
         "repeated_rows": str(max(0, len(stamps) - len(rows))),
         "seed": str(seed),
     }
-    return Trace.build(
-        stamps, head[0][order], head[1][order], name=name, source_row=rows[order], source=source
-    )
+    return Trace.build(stamps, head[0][order], head[1][order], name=name, source_row=rows[order], source=source)
 
 
 def standin_file(lengths: str, num_rows: int) -> Pairs:
@@ -95,9 +93,7 @@ def _recipe(name: str, rate_per_s: float | None) -> Recipe:
     recipe = RECIPES[name]
     rate = recipe.rate_per_s if rate_per_s is None else rate_per_s
     if rate is None:
-        raise ValueError(
-            f"named_trace: {name} needs a rate_per_s; the artifact's grid is 0.2 to 2 requests/s"
-        )
+        raise ValueError(f"named_trace: {name} needs a rate_per_s; the artifact's grid is 0.2 to 2 requests/s")
     return recipe._replace(rate_per_s=rate)
 
 
@@ -105,9 +101,7 @@ def _head(name: str, pairs: Pairs, num_rows: int) -> tuple[Pairs, Int64s]:
     """The first rows that fit, and their 1-based row numbers in the list."""
     prompt, output = (np.asarray(column) for column in pairs)
     if len(prompt) != len(output):
-        raise ValueError(
-            f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}"
-        )
+        raise ValueError(f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}")
     kept = np.flatnonzero(prompt + output < MAX_TOTAL)[:num_rows]
     if not len(kept):
         raise ValueError(f"named_trace: {name} has no row with in + out < {MAX_TOTAL} in the lengths given")

@@ -43,9 +43,7 @@ def with_rate(trace: Trace, requests_per_s: float) -> Trace:
     first, last = int(trace.arrival_ns[0]), int(trace.arrival_ns[-1])
     span_ns = round(Fraction((len(trace) - 1) * NS_PER_S) / exact(requests_per_s))
     if span_ns == 0:
-        raise ValueError(
-            f"with_rate: {requests_per_s} requests/s leaves no nanosecond between first and last"
-        )
+        raise ValueError(f"with_rate: {requests_per_s} requests/s leaves no nanosecond between first and last")
     ratio = Fraction(span_ns, last - first)
     # Idle time before the first arrival is stretched too, but apart: the span then is exact.
     idle_ns = _scaled(trace.arrival_ns[:1], ratio)
@@ -69,9 +67,7 @@ def sample(trace: Trace, num_requests: int, seed: int, with_replacement: bool) -
             f"sample: {num_requests} requests asked for, the trace holds {n}; "
             "ask for fewer, or repeat rows (replace=True, --repeat)"
         )
-    drawn = (
-        np.random.default_rng(seed).choice(n, num_requests, replace=with_replacement) if n else np.arange(0)
-    )
+    drawn = np.random.default_rng(seed).choice(n, num_requests, replace=with_replacement) if n else np.arange(0)
     return _from_zero(select(trace, np.sort(drawn)))
 
 

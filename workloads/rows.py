@@ -72,9 +72,7 @@ class Rows:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, bad: BaseException | None, _: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, bad: BaseException | None, _: TracebackType | None) -> bool:
         if bad is None:
             self.place.append(self._num_kept)
             return False
@@ -133,9 +131,7 @@ def _check_counts(row: Row) -> None:
     if row.limit_tokens < -1 or row.limit_tokens == 0:
         raise RowError("limit out of range", f"{row.limit_tokens}, need at least 1, or -1 for none")
     if row.block_ids and not (min(row.block_ids) >= 0 and max(row.block_ids) <= MAX_ID):
-        raise RowError(
-            "block id out of range", f"{min(row.block_ids)} to {max(row.block_ids)}, need 0 to {MAX_ID}"
-        )
+        raise RowError("block id out of range", f"{min(row.block_ids)} to {max(row.block_ids)}, need 0 to {MAX_ID}")
 
 
 def assemble(rows: Rows, blocks: Blocks, *, name: str, source: dict[str, str], rebase: bool) -> Trace:

@@ -83,12 +83,7 @@ def date_time_ns(key: str, text: str) -> tuple[int, bool]:
     year, month, day, hour, minute, second, fraction, zone = found.groups()
     if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
         raise RowError("not a date and time", f"{key} is {text!r}")
-    seconds = (
-        _day(key, int(year), int(month), int(day)) * 86_400
-        + int(hour) * 3600
-        + int(minute) * 60
-        + int(second)
-    )
+    seconds = _day(key, int(year), int(month), int(day)) * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
     nanos = int((fraction or "").ljust(9, "0"))
     return (seconds - _offset_s(zone)) * NS_PER_S + nanos, zone is not None
 

@@ -34,9 +34,7 @@ def describe(trace: Trace) -> dict[str, float | int | None]:
     result |= _lengths("prompt", trace.num_prompt_tokens) | _lengths("output", trace.num_output_tokens)
     result["num_block_refs"] = len(trace.block_ids)
     result["num_distinct_blocks"] = len(np.unique(trace.block_ids))
-    result["best_prefix_hit_frac"] = (
-        _prefix_hits(trace) / len(trace.block_ids) if len(trace.block_ids) else None
-    )
+    result["best_prefix_hit_frac"] = _prefix_hits(trace) / len(trace.block_ids) if len(trace.block_ids) else None
     return result
 
 

@@ -36,11 +36,7 @@ def synthetic_trace(
     stamps = _arrivals(arrival, rate_per_s, cv, num_requests, seed)
     recipe = lengths if isinstance(lengths, str) else f"{len(lengths[0])} given pairs"
     prompt, output = draw_lengths(lengths, num_requests, seed)
-    pace = (
-        ""
-        if arrival == "all-at-once"
-        else f" at {rate_per_s:g}/s" + (f" cv {cv:g}" if arrival == "gamma" else "")
-    )
+    pace = "" if arrival == "all-at-once" else f" at {rate_per_s:g}/s" + (f" cv {cv:g}" if arrival == "gamma" else "")
     source = {"format": "synthetic", "arrival": arrival + pace, "lengths": recipe, "seed": str(seed)}
     return Trace.build(stamps, prompt, output, name=name, source=source)
 
@@ -65,9 +61,7 @@ def repeated(pairs: tuple[Int64s, Int64s], num_requests: int) -> tuple[Int64s, I
     """The first `num_requests` of the pairs, going round as often as needed."""
     prompt, output = (np.asarray(column) for column in pairs)
     if len(prompt) != len(output) or not len(prompt):
-        raise ValueError(
-            f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}"
-        )
+        raise ValueError(f"lengths: need equally many prompts and outputs, got {len(prompt)} and {len(output)}")
     return np.resize(prompt, num_requests), np.resize(output, num_requests)
 
 

@@ -50,9 +50,7 @@ def frozen_column(trace: Trace, column: str) -> NDArray[Any]:
     dtype = np.int8 if column == "status" else np.int64
     if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
         got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-        raise ValueError(
-            f"{column}: need a one-dimensional {np.dtype(dtype)} array, got {got}; see Trace.build"
-        )
+        raise ValueError(f"{column}: need a one-dimensional {np.dtype(dtype)} array, got {got}; see Trace.build")
     copy = values.copy()
     copy.setflags(write=False)
     return copy
@@ -84,9 +82,7 @@ def _check_shapes(trace: Trace) -> None:
     if len(offsets) != n + 1:
         raise ValueError(f"block_offsets: need {n + 1} entries for {n} rows, got {len(offsets)}")
     if offsets[0] != 0 or offsets[-1] != len(trace.block_ids) or (np.diff(offsets) < 0).any():
-        raise ValueError(
-            f"block_offsets: must rise from 0 to the number of block_ids, {len(trace.block_ids)}"
-        )
+        raise ValueError(f"block_offsets: must rise from 0 to the number of block_ids, {len(trace.block_ids)}")
 
 
 def _check_parents(trace: Trace) -> None:
@@ -107,9 +103,7 @@ def _check_blocks(trace: Trace) -> None:
         raise ValueError(f"block_size: need at least 0, got {trace.block_size}")
     if trace.block_scope not in SCOPES or trace.block_partial not in PARTIALS:
         got = f"{trace.block_scope!r}, {trace.block_partial!r}"
-        raise ValueError(
-            f"block_scope and block_partial: need one of {SCOPES} and one of {PARTIALS}, got {got}"
-        )
+        raise ValueError(f"block_scope and block_partial: need one of {SCOPES} and one of {PARTIALS}, got {got}")
     if len(trace.block_ids) and int(trace.block_ids.min()) < 0:
         raise ValueError(f"block_ids: need at least 0, got {int(trace.block_ids.min())}")
     counts = np.diff(trace.block_offsets)

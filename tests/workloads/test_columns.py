@@ -101,9 +101,7 @@ def test_the_hash_does_not_depend_on_the_machine_or_the_version():
 
 
 def test_the_frame_has_a_row_a_request():
-    frame = Trace.build(
-        [0, 3], [9, 2], [3, 0], block_ids=[1, 2, 3, 4], block_offsets=[0, 3, 4], **BLOCKS
-    ).to_frame()
+    frame = Trace.build([0, 3], [9, 2], [3, 0], block_ids=[1, 2, 3, 4], block_offsets=[0, 3, 4], **BLOCKS).to_frame()
 
     assert frame["arrival_ns"].tolist() == [0, 3]
     assert [ids.tolist() for ids in frame["block_ids"]] == [[1, 2, 3], [4]]

@@ -50,9 +50,7 @@ def test_what_can_be_read_is_read_exactly(case: dict[str, str]):
     assert ";".join(pairs) == case["prompt,output tokens"]
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c["outcome"] == "refuse" and c["file"][:2] != "42"], ids=title
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c["outcome"] == "refuse" and c["file"][:2] != "42"], ids=title)
 def test_what_cannot_be_read_is_refused_with_the_reason(case: dict[str, str]):
     with pytest.raises(ValueError, match=SAID[case["file"][:2]]):
         load_trace(FAULTS / case["file"], **options(case))

@@ -94,9 +94,7 @@ def test_lengths_have_the_shape_asked_for():
     assert fixed(3, 7).tolist() == [7, 7, 7]
     assert np.bincount(flat)[10:] / N == pytest.approx(np.full(10, 0.1), abs=0.01)
     assert (logs.mean(), logs.std()) == pytest.approx((7.0, 0.5), abs=0.02)
-    assert dict(zip(*np.unique(two, return_counts=True), strict=True))[20] / N == pytest.approx(
-        0.25, abs=0.015
-    )
+    assert dict(zip(*np.unique(two, return_counts=True), strict=True))[20] / N == pytest.approx(0.25, abs=0.015)
     assert np.percentile(grid, [25, 50, 75]) == pytest.approx([51, 101, 551], rel=0.05)
     assert mixture(9, [Lognormal(1, -9.0, 0.1)], 0, minimum=5, maximum=8).tolist() == [5] * 9
 
@@ -168,7 +166,5 @@ def test_describe_reports_the_rate_and_burstiness_that_were_asked_for():
 def test_describe_leaves_out_what_is_not_defined():
     alone = describe(synthetic_trace("constant", "fixed:10,5", 1))
 
-    assert (alone["rate_per_s"], alone["iat_cv"], alone["fano_1s"], alone["best_prefix_hit_frac"]) == (
-        None,
-    ) * 4
+    assert (alone["rate_per_s"], alone["iat_cv"], alone["fano_1s"], alone["best_prefix_hit_frac"]) == (None,) * 4
     assert (alone["prompt_p50"], alone["output_max"]) == (10.0, 5)

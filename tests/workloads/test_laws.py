@@ -100,10 +100,7 @@ def test_the_hash_sees_every_column_that_a_replay_sees_and_nothing_else(trace: T
     plain = {field: getattr(trace, field) for field in Trace.__slots__}
 
     assert Trace(**plain | {"priority": priority}).sha256() != trace.sha256()
-    assert (
-        Trace(**plain | {"name": "other", "source": {}, "source_row": priority * 0 + 1}).sha256()
-        == trace.sha256()
-    )
+    assert Trace(**plain | {"name": "other", "source": {}, "source_row": priority * 0 + 1}).sha256() == trace.sha256()
 
 
 @few

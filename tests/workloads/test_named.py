@@ -75,9 +75,7 @@ def test_only_the_head_of_a_long_list_is_used():
         ("paper-fig13b", 30.0, 900, "alpaca"),
     ],
 )
-def test_the_other_figures_have_their_rate_duration_and_set(
-    name: str, rate: float, duration_s: int, set_name: str
-):
+def test_the_other_figures_have_their_rate_duration_and_set(name: str, rate: float, duration_s: int, set_name: str):
     trace = named_trace(name, 1, rate_per_s=rate if name == "paper-fig12a" else None)
 
     expected = rate * duration_s

@@ -111,9 +111,7 @@ def test_azure_dates_cross_midnight_leap_days_and_zones(tmp_path: Path):
 def test_vidur_takes_float_residue_exponents_and_dates(tmp_path: Path):
     rows = "0.30000000000000004,1,1\n5e-1,1,1\n0.054696,1,1\n"
     seconds = load_trace(written(tmp_path, VIDUR + rows)).trace
-    dates = (
-        VIDUR.replace("arrived_at", "arrival_time") + "2030-01-01 00:00:00.25,1,1\n2030-01-01 00:00:01,1,1\n"
-    )
+    dates = VIDUR.replace("arrived_at", "arrival_time") + "2030-01-01 00:00:00.25,1,1\n2030-01-01 00:00:01,1,1\n"
 
     assert seconds.arrival_ns.tolist() == [0, 245_304_000, 445_304_000]
     assert load_trace(written(tmp_path, dates)).trace.arrival_ns.tolist() == [0, 750_000_000]
@@ -167,10 +165,7 @@ def test_bailian_keys_are_not_taken_for_mooncake(tmp_path: Path):
 
 
 def test_ids_that_are_not_chained_are_called_content_ids(tmp_path: Path):
-    rows = [
-        f'{{"timestamp": {t}, "input_length": 1024, "output_length": 5, "hash_ids": [{t}, 7]}}'
-        for t in (1, 2)
-    ]
+    rows = [f'{{"timestamp": {t}, "input_length": 1024, "output_length": 5, "hash_ids": [{t}, 7]}}' for t in (1, 2)]
 
     loaded = load_trace(written(tmp_path, mooncake(*rows), "m.jsonl"))
 
@@ -242,6 +237,25 @@ def test_most_rows_on_shared_stamps_are_said(tmp_path: Path):
     loaded = load_trace(written(tmp_path, VIDUR + "0,1,1\n" * 5 + "3,1,1\n" * 5))
 
     assert any("8 of 10 rows share their stamp" in note for note in loaded.notes)
+
+
+def test_a_row_with_very_many_block_ids_fits_in_a_csv_field(tmp_path: Path):
+    ids = np.arange(10**6, 10**6 + 40_000)
+    blocks = {"block_size": 1, "block_scope": "content", "block_partial": "ceil"}
+    trace = Trace.build([0], [40_000], [1], block_ids=ids, block_offsets=[0, 40_000], **blocks)
+    save_trace(trace, tmp_path / "t.csv")
+
+    assert load_trace(tmp_path / "t.csv").trace.sha256() == trace.sha256()
+
+
+def test_quoted_csv_is_read_and_broken_quotes_are_refused(tmp_path: Path):
+    quoted = '"arrived_at","num_prefill_tokens","num_decode_tokens"\r\n"1.5","10","2"\r\n\r\n2,3,4\r\n'
+
+    assert load_trace(written(tmp_path, quoted)).trace.source_row.tolist() == [2, 4]
+    with pytest.raises(TraceError, match=r"csv:\d+: not CSV"):
+        load_trace(written(tmp_path, VIDUR + '1,2,"' + "3" * 140_000 + "\n"))
+    with pytest.raises(TraceError, match="no known format"):
+        load_trace(written(tmp_path, "x" * 140_000))
 
 
 def test_an_unknown_suffix_is_refused_before_anything_is_written(tmp_path: Path):

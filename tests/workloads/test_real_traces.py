@@ -98,9 +98,7 @@ def test_alpaca_lengths_of_the_paper_and_how_near_the_stand_in_is():
         ("sync_vs_async_trace", 3965, 1800),
     ],
 )
-def test_length_lists_written_as_floats_or_cut_at_the_end_are_whole(
-    name: str, num_rows: int, prompt_mean: int
-):
+def test_length_lists_written_as_floats_or_cut_at_the_end_are_whole(name: str, num_rows: int, prompt_mean: int):
     trace = load(f"vattention/{name}.csv.gz").trace
 
     assert len(trace) == num_rows

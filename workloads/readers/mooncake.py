@@ -45,9 +45,7 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
         return Blocks()
     chained = _is_chained(rows.kept)
     if not chained:
-        rows.notes.append(
-            f"{content.path}: ids are not prefix-chained: taken as content ids, keys only with a prefix"
-        )
+        rows.notes.append(f"{content.path}: ids are not prefix-chained: taken as content ids, keys only with a prefix")
     return Blocks(size, "chained" if chained else "content", "ceil")
 
 

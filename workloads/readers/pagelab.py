@@ -63,9 +63,7 @@ def _object(content: Content, text: str) -> Record:
     except ValueError:
         meta = None
     if not isinstance(meta, dict):
-        raise TraceError(
-            f"{content.path}:1: the pagelab-trace line holds no JSON object; save the trace again"
-        )
+        raise TraceError(f"{content.path}:1: the pagelab-trace line holds no JSON object; save the trace again")
     return meta
 
 
@@ -92,9 +90,7 @@ def _csv_records(content: Content, skip_lines: int) -> Iterator[tuple[int, Recor
     for line, fields, at in csv_rows(content, skip_lines):
         missing = [name for name in REQUIRED if name not in at]
         if missing:
-            raise TraceError(
-                f"{content.path}:{skip_lines + 1}: no column {missing[0]!r}; pagelab needs {EXPECTS}"
-            )
+            raise TraceError(f"{content.path}:{skip_lines + 1}: no column {missing[0]!r}; pagelab needs {EXPECTS}")
         yield (
             line,
             wrong_width(at) if fields is None else {k: fields[i] for k, i in at.items() if fields[i] != ""},
@@ -108,18 +104,14 @@ def _parquet(content: Content) -> tuple[Record, Iterator[tuple[int, Record | Row
     try:
         table = pq.read_table(pa.BufferReader(content.parquet))
     except (pa.ArrowException, OSError) as error:
-        raise TraceError(
-            f"{content.path}: a damaged Parquet file ({error}); save or fetch it again"
-        ) from None
+        raise TraceError(f"{content.path}: a damaged Parquet file ({error}); save or fetch it again") from None
     missing = [name for name in REQUIRED if name not in table.column_names]
     if missing:
         raise TraceError(f"{content.path}: no column {missing[0]!r}; pagelab needs {EXPECTS}")
     meta = _object(content, (table.schema.metadata or {}).get(JSON_MARK.encode(), b"{}").decode())
     names = [name for name in (*REQUIRED, *OPTIONAL, "block_ids") if name in table.column_names]
     records = table.select(names).to_pylist()
-    return meta, (
-        (i, {k: v for k, v in row.items() if v is not None}) for i, row in enumerate(records, start=1)
-    )
+    return meta, ((i, {k: v for k, v in row.items() if v is not None}) for i, row in enumerate(records, start=1))
 
 
 def _row(record: Record) -> Row:
@@ -160,7 +152,5 @@ def _blocks(content: Content, meta: Record, rows: Rows, block_size: int | None) 
             f"state them in a first line {CSV_MARK}{{...}}"
         )
     if block_size not in (None, blocks.size):
-        raise TraceError(
-            f"{content.path}:1: the file says blocks of {blocks.size} tokens, {block_size} asked for"
-        )
+        raise TraceError(f"{content.path}:1: the file says blocks of {blocks.size} tokens, {block_size} asked for")
     return blocks
