@@ -274,7 +274,6 @@ class _Actor:
 
     def settle(self) -> None:
         if self.unsettled:
-            self.note("settle")
             self.allocator.settle(self.unsettled.pop(0))
 
     def misuse(self) -> None:

@@ -1,0 +1,134 @@
+"""What the scheduler decided for one step (`Batch`) and what came of it (`StepResult`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.core.allocator import Grant, Refusal
+
+if TYPE_CHECKING:
+    from engine.core.decode_set import DecodeSet
+    from engine.core.request import Request
+
+
+class Chunk(NamedTuple):
+    """Tokens of one request that does not simply decode: a prompt, a part of it, or a recomputation."""
+
+    request: Request
+    num_context_tokens: int
+    """Tokens computed before this step, prefix hits included."""
+    num_new_tokens: int
+    completes: bool
+    """Whether this chunk reaches the request's last token, so that one is sampled."""
+
+
+class Admission(NamedTuple):
+    """A request that joined the running ones in this step."""
+
+    request: Request
+    num_hit_tokens: int
+    resumed: bool
+    """It had run before and was preempted."""
+
+
+class Preemption(NamedTuple):
+    """A request that lost its memory in this step."""
+
+    request: Request
+    num_lost_tokens: int
+    """Tokens that were computed; those scheduled in this very step are not among them."""
+
+
+class Batch:
+    """One step, decided: frozen until `scheduler.update(batch, result)`.
+
+    Decoding requests are given as the live `DecodeSet` (one new token each, already counted in its clock), everything
+    else as chunks; `items()` spells both out in running order for executors that touch every request.
+    """
+
+    __slots__ = (
+        "admitted",
+        "chunks",
+        "clock",
+        "copies",
+        "decodes",
+        "grants",
+        "head_refusal",
+        "joined",
+        "num_context_tokens",
+        "num_new_tokens",
+        "num_seqs",
+        "num_waiting",
+        "preempted",
+    )
+
+    def __init__(
+        self,
+        decodes: DecodeSet,
+        chunks: Sequence[Chunk],
+        *,
+        joined: Sequence[Request] = (),
+        admitted: Sequence[Admission] = (),
+        preempted: Sequence[Preemption] = (),
+        copies: Sequence[tuple[int, int]] = (),
+        grants: Sequence[Grant] = (),
+        head_refusal: Refusal | None = None,
+        num_waiting: int = 0,
+    ) -> None:
+        self.decodes = decodes
+        self.clock = decodes.clock
+        """Decode clock with this step counted: a member's tokens up to `base + clock` are computed after it."""
+        self.chunks = chunks
+        self.joined = joined
+        """Requests that decode for the first time in this batch (or again after a pause)."""
+        self.admitted = admitted
+        self.preempted = preempted
+        self.copies = copies
+        """(source, destination) blocks to copy before anything is written."""
+        self.grants = grants
+        self.head_refusal = head_refusal
+        """Why the head of the queue did not get memory; None if it was not refused any."""
+        self.num_waiting = num_waiting
+        num_decodes = len(decodes)
+        self.num_seqs = num_decodes + len(chunks)
+        self.num_new_tokens = num_decodes
+        self.num_context_tokens = decodes.num_computed_tokens - num_decodes
+        """Tokens whose K and V this step reads from before it, summed over the sequences."""
+        for chunk in chunks:
+            self.num_new_tokens += chunk.num_new_tokens
+            self.num_context_tokens += chunk.num_context_tokens
+
+    @property
+    def steady(self) -> bool:
+        """Whether nothing but decoding happened, so that the next step may be the same again."""
+        return not (self.chunks or self.admitted or self.preempted or self.grants) and self.num_seqs > 0
+
+    def items(self) -> Iterator[tuple[Request, int, int]]:
+        """(request, context tokens, new tokens) in running order; O(batch log batch)."""
+        rows = [(c.request.order, c.request, c.num_context_tokens, c.num_new_tokens) for c in self.chunks]
+        rows += [(r.order, r, r.num_computed_tokens - 1, 1) for r in self.decodes.members]
+        rows.sort(key=lambda row: row[0])
+        return ((request, context, new) for _, request, context, new in rows)
+
+
+class StepResult(NamedTuple):
+    """What an executor measured or answered for `num_steps` equal steps of one batch."""
+
+    num_steps: int
+    duration: int
+    """Time of all steps together, in the executor's clock (the simulator: picoseconds)."""
+    stopped: Sequence[Request] = ()
+    """Requests whose last token was sampled in the last of these steps."""
+    first: int = 0
+    """Duration of the first step."""
+    slope: int = 0
+    """Every further step takes this much more than the one before, unless `durations` says otherwise."""
+    durations: Sequence[int] | None = None
+    """One duration a step, where they are no arithmetic progression."""
+    sampled: dict[Request, Any] | None = None
+    """Token ids, from executors that compute any."""
+
+    def result(self) -> StepResult:
+        """Itself: a synchronous executor's answer is there at once; others return a handle with this method."""
+        return self

@@ -1,0 +1,311 @@
+"""Continuous batching with one token budget a step, as in vLLM 0.33: no phases, every request catches up.
+
+A step first serves the running requests in running order, preempting by recompute where memory runs out, then, if
+nothing was preempted, admits waiting ones until the head does not fit. While all that running requests need is one
+token each and the memory is there, the step is taken in bulk and costs nothing per request; otherwise the running
+list is walked request by request, exactly as vLLM does.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal
+
+from engine.core.allocator import Grant, KVAllocator, Refusal
+from engine.core.batch import Admission, Batch, Chunk, Preemption
+from engine.core.decode_set import DecodeSet
+from engine.core.request import Request, Status
+from engine.core.waiting import FcfsQueue, PriorityQueue, WaitingQueue
+
+if TYPE_CHECKING:
+    from engine.core.batch import StepResult
+
+_order = attrgetter("order")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits and policies; the defaults are vLLM 0.33's."""
+
+    max_model_len: int
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    chunked_prefill: bool = True
+    full_sequence_gate: bool = True
+    """Admit only if the whole sequence as it stands fits, even when only its first chunk is scheduled."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one request in one step while other requests exist; 0: no such limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"unknown policy {self.policy!r}: use fcfs or priority")
+        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"max_model_len={self.max_model_len}: a longer prompt could never be scheduled"
+            )
+
+
+@dataclass(slots=True)
+class PrefixCounters:
+    """Tokens looked up and found in the prefix cache, counted once, at admission; resumed requests apart."""
+
+    queries: int = 0
+    hits: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+
+class Scheduler:
+    """Decides each step over one allocator. It knows neither the clock nor true output lengths."""
+
+    def __init__(self, config: SchedulerConfig, allocator: KVAllocator) -> None:
+        self.config = config
+        self.allocator = allocator
+        self.waiting: WaitingQueue = FcfsQueue() if config.policy == "fcfs" else PriorityQueue()
+        self.running: dict[Request, None] = {}
+        """Running order: order of admission."""
+        self.decodes = DecodeSet(allocator.growth_tokens)
+        self.prefix = PrefixCounters()
+        self._catching_up: list[Request] = []
+        """Running requests that owe more than their last sampled token, in running order."""
+        self._joined: list[Request] = []
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._next_order = 0
+        self._watch: Hashable = None
+        self._caches = bool(getattr(allocator, "enable_caching", False))
+
+    # requests -----------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request that the allocator does not refuse for ever."""
+        self.waiting.append(request)
+
+    def refuses_forever(self, request: Request) -> bool:
+        """Whether the request can never be served: longer than the model or than the pool."""
+        too_long = request.num_prompt_tokens + request.max_tokens > self.config.max_model_len
+        return too_long or self.allocator.refuses_forever(request) is not None
+
+    def arrival_matters(self) -> bool:
+        """Whether a new arrival could be admitted, so that a run of equal steps must end at it."""
+        return len(self.running) < self.config.max_num_seqs and (
+            not self.waiting or self.config.policy == "priority"
+        )
+
+    # one step -----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch:
+        """Decides one step and takes its memory; computed tokens advance at once."""
+        step = _Step(self.config.max_num_batched_tokens)
+        joined, self._joined = self._joined, []
+        self._serve_running(step)
+        self.decodes.clock += 1
+        chunks = [self._compute(request, count) for request, count in step.chunks.items()]
+        head_refusal = None
+        self._watch = None
+        if not step.preempted:
+            head_refusal = self._admit_waiting(step, chunks)
+        return Batch(
+            self.decodes,
+            chunks,
+            joined=[r for r in joined if r.decoding is not None] if joined else (),
+            admitted=step.admitted,
+            preempted=step.preempted,
+            copies=[pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
+            grants=step.grants,
+            head_refusal=head_refusal,
+            num_waiting=len(self.waiting),
+        )
+
+    def _compute(self, request: Request, count: int) -> Chunk:
+        context = request.computed
+        request.computed = context + count
+        return Chunk(request, context, count, request.computed == request.known)
+
+    def _serve_running(self, step: _Step) -> None:
+        if self._decodes_fit_in_bulk(step):
+            self.allocator.advance(self.decodes, 1)
+            step.all_decodes = True
+            step.budget -= len(self.decodes)
+            order: Iterable[Request] = list(self._catching_up)
+        else:
+            order = list(self.running)
+        late = [request for request in order if not self._serve(step, request)]
+        for request in late:
+            if request.decoding is not None:  # no budget left: it owes its token until a later step
+                self.decodes.remove(request)
+                insort(self._catching_up, request, key=_order)
+
+    def _decodes_fit_in_bulk(self, step: _Step) -> bool:
+        """Whether every decoding request surely gets its token, whatever order the running list is served in."""
+        decodes, late = self.decodes, self._catching_up
+        if self.allocator.growth_tokens is None or len(decodes) > step.budget:
+            return False
+        if late and late[0].order < next(reversed(self.running)).order:
+            # Requests that catch up in front of decoding ones take budget and blocks before them.
+            tail = {id(r) for r in islice(reversed(self.running), len(late))}
+            if any(id(r) not in tail for r in late):
+                return False
+        return not decodes or self.allocator.free_run(decodes, 1) > 0
+
+    def _serve(self, step: _Step, request: Request) -> bool:
+        """Gives one running request its tokens, preempting others (or itself) for memory; False if no budget."""
+        if request.status is not Status.RUNNING:
+            return True
+        if step.budget <= 0:
+            return False
+        decoding = request.decoding is not None
+        computed = request.num_computed_tokens
+        count = 1 if decoding else self._capped(request.known - computed)
+        count = min(count, step.budget, self.config.max_model_len - 1 - computed)
+        while True:
+            grant = self.allocator.extend((request,), (computed + count,))
+            if not isinstance(grant, Refusal):
+                break
+            victim = self._victim()
+            self._preempt(step, victim)
+            if victim is request:
+                return True
+        if grant.moved:
+            step.moves[request] = grant
+            step.grants.append(grant)
+        (step.decodes if decoding else step.chunks)[request] = count
+        step.budget -= count
+        return True
+
+    def _capped(self, count: int) -> int:
+        limit = self.config.long_prefill_token_threshold
+        if 0 < limit < count and len(self.running) + len(self.waiting) > 1:
+            return limit
+        return count
+
+    def _victim(self) -> Request:
+        """FCFS: the last of the running list. Priority: the least urgent, the latest arrival among equals."""
+        if self.config.policy == "fcfs":
+            return next(reversed(self.running))
+        return max(self.running, key=lambda r: (r.priority, r.arrival))
+
+    def _preempt(self, step: _Step, victim: Request) -> None:
+        """Takes all memory back; the victim's whole sequence will be recomputed."""
+        if step.all_decodes and victim.decoding is not None:
+            step.budget += 1
+        step.budget += step.decodes.pop(victim, 0) + step.chunks.pop(victim, 0)
+        step.moves.pop(victim, None)
+        step.preempted.append(Preemption(victim, victim.num_computed_tokens))
+        self._leave(victim)
+        victim.computed = 0
+        victim.status = Status.PREEMPTED
+        victim.num_preemptions += 1
+        self.waiting.put_back(victim)
+
+    def _leave(self, request: Request) -> None:
+        """The request stops running: memory and row are free again."""
+        if request.decoding is not None:
+            self.decodes.remove(request)
+        elif request in self._catching_up:
+            self._catching_up.remove(request)
+        self.allocator.free(request)
+        del self.running[request]
+        self._free_rows.append(request.row)
+        request.row = -1
+
+    def _admit_waiting(self, step: _Step, chunks: list[Chunk]) -> Refusal | None:
+        """Admits from the head on; the refusal if memory stopped it."""
+        config, waiting = self.config, self.waiting
+        while waiting and step.budget > 0 and len(self.running) < config.max_num_seqs:
+            request = waiting.head()
+            hit = self.allocator.lookup(request)
+            self._watch = hit.missing
+            count = self._capped(request.known - hit.num_tokens)
+            if count > step.budget and not config.chunked_prefill:
+                return None
+            count = min(count, step.budget)
+            grant = self.allocator.admit(
+                request,
+                hit.num_tokens + count,
+                hit,
+                whole=request.known if config.full_sequence_gate else 0,
+                others_running=bool(self.running),
+            )
+            if isinstance(grant, Refusal):
+                return grant
+            waiting.pop()
+            self._watch = None
+            step.budget -= count
+            self._start(step, request, hit.num_tokens)
+            chunks.append(self._compute(request, count))
+        return None
+
+    def _start(self, step: _Step, request: Request, num_hit_tokens: int) -> None:
+        resumed = request.status is Status.PREEMPTED
+        counters = self.prefix
+        if self._caches and resumed:
+            counters.preempted_queries += request.known
+            counters.preempted_hits += num_hit_tokens
+        elif self._caches:
+            counters.queries += request.known
+            counters.hits += num_hit_tokens
+        step.admitted.append(Admission(request, num_hit_tokens, resumed))
+        request.status = Status.RUNNING
+        request.computed = num_hit_tokens
+        request.row = self._free_rows.pop()
+        request.order = self._next_order
+        self._next_order += 1
+        self.running[request] = None
+        self._catching_up.append(request)
+
+    # after the step -----------------------------------------------------------------------------------------------
+
+    def steady_limit(self, batch: Batch, limit: int) -> int:
+        """How many steps, at most `limit`, are surely this batch again (this one counted); pure."""
+        if limit <= 1 or not batch.steady or self._catching_up:
+            return 1
+        return 1 + self.allocator.free_run(self.decodes, limit - 1, self._watch)
+
+    def update(self, batch: Batch, result: StepResult) -> list[Request]:
+        """Books what the batch did: further equal steps, sampled tokens, stops. The finished, in running order."""
+        decodes = self.decodes
+        if result.num_steps > 1:
+            self.allocator.advance(decodes, result.num_steps - 1)
+            decodes.clock += result.num_steps - 1
+        decodes.sampled = decodes.clock
+        for grant in batch.grants:
+            self.allocator.settle(grant)
+        for chunk in batch.chunks:
+            if chunk.completes:
+                request = chunk.request
+                request.known += 1
+                self._catching_up.remove(request)
+                decodes.add(request)
+                self._joined.append(request)
+        finished = sorted(result.stopped, key=_order)
+        for request in finished:
+            self._leave(request)
+            request.status = Status.FINISHED
+        return finished
+
+
+class _Step:
+    """What one call of `schedule()` gathers."""
+
+    __slots__ = ("admitted", "all_decodes", "budget", "chunks", "decodes", "grants", "moves", "preempted")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.all_decodes = False
+        self.decodes: dict[Request, int] = {}
+        self.chunks: dict[Request, int] = {}
+        self.moves: dict[Request, Grant] = {}
+        self.grants: list[Grant] = []
+        self.admitted: list[Admission] = []
+        self.preempted: list[Preemption] = []

@@ -1,0 +1,81 @@
+"""A trace's rows as requests, built one at a time as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from engine.core.content import BlockIdContent, ChainedIds, Content
+from engine.core.request import Request
+from sim.recorder import RequestRow
+
+if TYPE_CHECKING:
+    from workloads import Trace
+
+PS_PER_NS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """What bounds a request's length."""
+
+    max_model_len: int
+    capacity_tokens: int
+    too_long: Literal["reject", "truncate"] = "reject"
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and output together."""
+        return min(self.max_model_len, self.capacity_tokens)
+
+
+def requests_of(trace: Trace, limits: LengthLimits, turn_away: Callable[[RequestRow], None]) -> Iterator[Request]:
+    """Requests in trace order, times in picoseconds. Rows that are not replayed go to `turn_away` with their reason:
+    `failed` (no output tokens) or `rejected` (too long for the model or the pool; a prompt that leaves no room)."""
+    content = _content_maker(trace)
+    columns = zip(
+        trace.arrival_ns.tolist(),
+        trace.num_prompt_tokens.tolist(),
+        trace.num_output_tokens.tolist(),
+        trace.limit_tokens.tolist(),
+        trace.priority.tolist(),
+        trace.status.tolist(),
+        strict=True,
+    )
+    for index, (arrival_ns, prompt, output, limit, priority, status) in enumerate(columns):
+        arrival = arrival_ns * PS_PER_NS
+        room = limits.most_tokens - prompt
+        max_tokens = min(limit, room) if limit > 0 and limits.too_long == "truncate" else limit if limit > 0 else room
+        wanted = min(output, limit) if limit > 0 else output
+        too_long = room < 1 or (limits.too_long == "reject" and wanted > room)
+        if status or too_long:
+            turn_away(_away("failed" if status else "rejected", index, arrival, prompt, max(max_tokens, 0), priority))
+            continue
+        yield Request(
+            index,
+            prompt,
+            max_tokens,
+            oracle_output_tokens=output,
+            arrival=arrival,
+            priority=priority,
+            content=content(index, prompt),
+        )
+
+
+def _away(status: str, index: int, arrival: int, prompt: int, max_tokens: int, priority: int) -> RequestRow:
+    return RequestRow(index, status, arrival, -1, -1, -1, prompt, 0, max_tokens, priority, 0, 0, 0, 0, 0)
+
+
+def _content_maker(trace: Trace) -> Callable[[int, int], Content | None]:
+    """Content from the trace's block ids where it has any."""
+    if not trace.block_size:
+        return lambda index, prompt: None
+    chained = trace.block_scope == "chained"
+    chains, size = ChainedIds(), trace.block_size
+
+    def make(index: int, prompt: int) -> Content | None:
+        ids: Sequence[int] = trace.block_ids_of(index).tolist()
+        return BlockIdContent(ids if chained else chains.chain(ids), size, prompt) if ids else None
+
+    return make

@@ -1,0 +1,232 @@
+"""Step-time models: how long one step takes, in integer picoseconds.
+
+Coefficients become integers once, at load, and the manifest records them; so k steps together take exactly what k steps
+one by one do. Features depend on (new, context) token counts alone, never on a phase: a one-token last chunk of a
+prompt costs what a decode at the same position costs.
+
+S = sequences, T = new tokens, KV = tokens attended to (context + new, summed over sequences).
+"""
+
+from __future__ import annotations
+
+import csv
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from engine.core.batch import Batch
+
+PS_PER_S = 10**12
+
+
+class Features(NamedTuple):
+    """What a step's cost may depend on."""
+
+    num_seqs: int
+    num_new_tokens: int
+    num_kv_tokens: int
+    num_attended_pairs: int
+    """Sum over new tokens of the tokens each attends to, itself included."""
+
+
+def features_of(batch: Batch) -> Features:
+    """O(chunks)."""
+    pairs = batch.decodes.num_computed_tokens
+    for _, context, new, _ in batch.chunks:
+        pairs += new * context + new * (new + 1) // 2
+    return Features(batch.num_seqs, batch.num_new_tokens, batch.num_context_tokens + batch.num_new_tokens, pairs)
+
+
+class StepModel(Protocol):
+    """Duration of a step from its features."""
+
+    def duration(self, features: Features) -> int:
+        """Picoseconds, at least 1."""
+        ...
+
+    def slope(self, features: Features) -> int | None:
+        """In a run of pure decode steps: by how much each step outlasts the one before; None if not constant."""
+        ...
+
+    def coefficients(self) -> dict[str, int | str]:
+        """The integers in use, for the manifest."""
+        ...
+
+
+def _ps(seconds: float) -> int:
+    if not 0.0 <= seconds < 1e6:
+        raise ValueError(f"a step-time coefficient must lie in [0, 1e6) s, got {seconds}")
+    return round(seconds * PS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModel:
+    """duration = base + per_seq x S + per_kv_token x KV + per_extra_token x (T - free_tokens)+.
+
+    `linear:a,b,c,d` has (T - S): tokens beyond the one each sequence has anyway. `paper-13b` has a fixed number of
+    tokens that the base already pays for.
+    """
+
+    base_ps: int
+    per_seq_ps: int
+    per_kv_token_ps: int
+    per_extra_token_ps: int
+    free_tokens: int | None = None
+    """Tokens the base pays for; None: one a sequence."""
+
+    def duration(self, features: Features) -> int:
+        """Integer arithmetic throughout."""
+        seqs, new, kv, _ = features
+        extra = new - (seqs if self.free_tokens is None else self.free_tokens)
+        cost = self.base_ps + self.per_seq_ps * seqs + self.per_kv_token_ps * kv
+        return max(cost + self.per_extra_token_ps * extra if extra > 0 else cost, 1)
+
+    def slope(self, features: Features) -> int | None:
+        """Each sequence attends to one token more."""
+        return self.per_kv_token_ps * features.num_seqs
+
+    def coefficients(self) -> dict[str, int | str]:
+        """All in picoseconds."""
+        return {
+            "kind": "linear",
+            "base_ps": self.base_ps,
+            "per_seq_ps": self.per_seq_ps,
+            "per_kv_token_ps": self.per_kv_token_ps,
+            "per_extra_token_ps": self.per_extra_token_ps,
+            "free_tokens": "one a sequence" if self.free_tokens is None else self.free_tokens,
+        }
+
+
+PAPER_13B = LinearModel(
+    base_ps=_ps(29.5e-3),
+    per_seq_ps=_ps(0.05e-3),
+    per_kv_token_ps=_ps(819_200 / 1.1e12),
+    per_extra_token_ps=_ps(0.13e-3),
+    free_tokens=61,
+)
+"""OPT-13B on an A100-40GB: 29.5 ms + 0.13 ms x max(0, T - 61) + KV bytes / 1.1 TB/s + 0.05 ms x S. Only the first
+constant is fitted (to the paper's 30.42 batched requests at 2 req/s); the others are rough."""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineModel:
+    """max(compute, memory) + overhead, from a model's and a GPU's specification.
+
+    compute = (2 x parameters x T + flops_per_pair x pairs) / FLOP/s; memory = (weights + KV bytes) / bandwidth.
+    A bound, not a measurement: efficiency factors belong into `flops_per_s` and `bytes_per_s`.
+    """
+
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    flops_per_pair: int
+    flops_per_s: int
+    bytes_per_s: int
+    overhead_ps: int = _ps(0.5e-3)
+
+    def duration(self, features: Features) -> int:
+        """Rounded up to a picosecond."""
+        flops = 2 * self.num_parameters * features.num_new_tokens + self.flops_per_pair * features.num_attended_pairs
+        moved = self.weight_bytes + self.kv_bytes_per_token * features.num_kv_tokens
+        compute = -(-flops * PS_PER_S // self.flops_per_s)
+        memory = -(-moved * PS_PER_S // self.bytes_per_s)
+        return max(compute, memory) + self.overhead_ps
+
+    def slope(self, features: Features) -> int | None:
+        """The maximum has a knee: no constant slope."""
+        return None
+
+    def coefficients(self) -> dict[str, int | str]:
+        """The specification."""
+        names = [n for n in self.__dataclass_fields__]
+        return {"kind": "roofline", **{n: getattr(self, n) for n in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class TableModel:
+    """Linear interpolation in T between measured knots, plus a time per attended token; no extrapolation upwards."""
+
+    num_new_tokens: tuple[int, ...]
+    duration_ps: tuple[int, ...]
+    per_kv_token_ps: tuple[int, ...]
+    source: str = "table"
+
+    def _at(self, values: Sequence[int], tokens: int) -> int:
+        knots = self.num_new_tokens
+        if tokens > knots[-1]:
+            raise ValueError(
+                f"{self.source} has no entry for {tokens} new tokens: its last is {knots[-1]}; "
+                "add rows or lower max_num_batched_tokens"
+            )
+        right = min(max(bisect_right(knots, tokens), 1), len(knots) - 1)
+        low, high = knots[right - 1], knots[right]
+        if tokens <= low:
+            return values[right - 1]
+        return values[right - 1] + (values[right] - values[right - 1]) * (tokens - low) // (high - low)
+
+    def duration(self, features: Features) -> int:
+        """Integer interpolation, rounded down."""
+        tokens = features.num_new_tokens
+        return max(self._at(self.duration_ps, tokens) + self._at(self.per_kv_token_ps, tokens) * features.num_kv_tokens, 1)
+
+    def slope(self, features: Features) -> int | None:
+        """T is constant in a run."""
+        return self._at(self.per_kv_token_ps, features.num_new_tokens) * features.num_seqs
+
+    def coefficients(self) -> dict[str, int | str]:
+        """The knots."""
+        return {
+            "kind": "table",
+            "source": self.source,
+            "num_new_tokens": ",".join(map(str, self.num_new_tokens)),
+            "duration_ps": ",".join(map(str, self.duration_ps)),
+            "per_kv_token_ps": ",".join(map(str, self.per_kv_token_ps)),
+        }
+
+
+def read_table(path: Path) -> TableModel:
+    """A CSV with columns num_new_tokens, duration_s, kv_s_per_token, at least two rows, ascending."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        wanted = {"num_new_tokens", "duration_s", "kv_s_per_token"}
+        if not wanted <= set(reader.fieldnames or ()):
+            raise ValueError(f"{path.name}:1: a step-time table needs columns {sorted(wanted)}, got {reader.fieldnames}")
+        rows: list[tuple[int, int, int]] = []
+        for row in reader:
+            try:
+                rows.append((int(row["num_new_tokens"]), _ps(float(row["duration_s"])), _ps(float(row["kv_s_per_token"]))))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path.name}:{reader.line_num}: {error}") from error
+    tokens = [row[0] for row in rows]
+    if len(rows) < 2 or tokens != sorted(set(tokens)) or tokens[0] < 0:
+        raise ValueError(f"{path.name}: num_new_tokens must ascend over at least two rows, got {tokens}")
+    columns = [tuple(column) for column in zip(*rows, strict=True)]
+    return TableModel(columns[0], columns[1], columns[2], path.name)
+
+
+def parse_step_model(text: str, roofline: Callable[[], RooflineModel] | None = None) -> StepModel:
+    """`linear:a,b,c,d` (seconds), `paper-13b`, `table:FILE`, or `roofline` where a model and a GPU are known."""
+    kind, _, rest = text.partition(":")
+    if kind == "linear":
+        try:
+            values = [float(v) for v in rest.split(",")]
+        except ValueError:
+            values = []
+        if len(values) != 4:
+            raise ValueError(
+                f"step model {text!r}: linear takes four numbers in seconds, "
+                "linear:BASE,PER_SEQ,PER_KV_TOKEN,PER_EXTRA_TOKEN"
+            )
+        return LinearModel(*map(_ps, values))
+    if text == "paper-13b":
+        return PAPER_13B
+    if kind == "table" and rest:
+        return read_table(Path(rest))
+    if text == "roofline" and roofline is not None:
+        return roofline()
+    raise ValueError(
+        f"unknown step model {text!r}: use linear:a,b,c,d, paper-13b, table:FILE or roofline (with a model and a GPU)"
+    )

@@ -1,0 +1,190 @@
+"""Every metric once, with formula and unit: tables, plots and reports all read from here.
+
+Request r: arrival a, first scheduled s, first token f, finish c, prompt p, output n. Window W: [first arrival, last
+arrival) unless the run names another; state variables are time-weighted means over W. Means and percentiles of
+latencies are over finished requests, null if there are none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from sim import integrals as at
+from sim.recorder import RequestRow
+
+PS = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A column of `summary.csv`: what it is, how it is computed, in which unit."""
+
+    name: str
+    label: str
+    formula: str
+    unit: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("kv_live_frac", "live", "filled slots of referenced blocks / capacity", "1"),
+    Metric("kv_reserved_frac", "reserved", "slots that are held, empty, and will be filled by their owner / capacity", "1"),
+    Metric("kv_internal_frac", "internal", "held slots that will never be filled / capacity", "1"),
+    Metric("kv_internal_reserve_frac", "internal: beyond the true length", "reserved beyond the final length / capacity", "1"),
+    Metric("kv_internal_roundup_frac", "internal: round-up", "tail of the unit and buddy round-up / capacity", "1"),
+    Metric("kv_external_frac", "external", "free slots while the queue's head is refused for memory / capacity", "1"),
+    Metric("kv_external_hole_frac", "external: holes", "enough free in total, no extent fits / capacity", "1"),
+    Metric("kv_external_short_frac", "external: too few", "not enough free in total / capacity", "1"),
+    Metric("kv_free_frac", "free", "free slots while nothing is refused for memory / capacity", "1"),
+    Metric("kv_cached_free_frac", "cached free", "free slots that hold a cached prefix, inside external and free / capacity", "1"),
+    Metric("kv_blocks_used_frac", "blocks used", "referenced blocks / capacity_blocks", "1"),
+    Metric("kv_tail_frac", "tail slack", "empty slots of partly filled last blocks / capacity; paged pools only", "1"),
+    Metric("external_fragmentation_index", "external fragmentation index", "1 - largest free extent / total free", "1"),
+    Metric("mean_batch_size", "batched requests", "running requests", "requests"),
+    Metric("mean_num_waiting", "waiting requests", "requests in the queue", "requests"),
+    Metric("request_throughput_per_s", "request throughput", "requests finished in W / |W|", "1/s"),
+    Metric("output_tok_per_s", "output throughput", "tokens emitted in W, each once / |W|", "tokens/s"),
+    Metric("mean_ttft_s", "TTFT", "f - a", "s"),
+    Metric("mean_tpot_s", "TPOT", "(c - f) / (n - 1), n >= 2", "s"),
+    Metric("mean_normalized_latency_s", "normalized latency", "(c - a) / n", "s/token"),
+    Metric("mean_e2e_s", "end to end", "c - a", "s"),
+    Metric("mean_queue_s", "queueing", "s - a", "s"),
+    Metric("head_blocked_s", "head-of-line blocking", "time a refused head kept others waiting, in W", "s"),
+    Metric("recomputed_frac", "recomputed", "tokens computed again after preemption / tokens computed", "1"),
+    Metric("prefix_hit_frac", "prefix hits", "prompt tokens found in the cache at first admission / tokens looked up", "1"),
+)
+
+
+def quantile(values: Sequence[float], q: float) -> float | None:
+    """Linear interpolation between order statistics (NumPy's default); None without values."""
+    return float(np.quantile(np.asarray(values, dtype=np.float64), q)) if len(values) else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Exactly rounded sum, so that order does not matter; None without values."""
+    return math.fsum(values) / len(values) if len(values) else None
+
+
+def ratio(numerator: int, denominator: int) -> float | None:
+    """Correctly rounded quotient of two integers; None for an empty denominator."""
+    return numerator / denominator if denominator else None
+
+
+LATENCIES: dict[str, Callable[[RequestRow], int | float | None]] = {
+    "ttft": lambda r: r.first_token - r.arrival,
+    "tpot": lambda r: (r.finish - r.first_token) / (r.num_output_tokens - 1) if r.num_output_tokens > 1 else None,
+    "normalized_latency": lambda r: (r.finish - r.arrival) / r.num_output_tokens,
+    "e2e": lambda r: r.finish - r.arrival,
+    "queue": lambda r: r.first_scheduled - r.arrival,
+}
+
+
+def latencies(rows: Iterable[RequestRow]) -> dict[str, float | None]:
+    """mean, p50, p90, p95, p99 of each latency in seconds, over finished requests."""
+    finished = [row for row in rows if row.status == "finished"]
+    table: dict[str, float | None] = {}
+    for name, formula in LATENCIES.items():
+        values = [value / PS for row in finished if (value := formula(row)) is not None]
+        table[f"mean_{name}_s"] = mean(values)
+        for q in (50, 90, 95, 99):
+            table[f"p{q}_{name}_s"] = quantile(values, q / 100)
+    return table
+
+
+def memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = False) -> dict[str, float | None]:
+    """The strict accounting of one row of integrals, as fractions of the capacity; sums to one by construction.
+
+    `per_step`: means over steps begun instead of over time (what the paper's artifact plots).
+    """
+    shift = at.WIDTH if per_step else 0
+    whole = capacity_slots * (row[at.STEPS] if per_step else row[at.TIME])
+    get = {name: row[shift + index] for index, name in enumerate(at.STATE)}
+    live = get["tokens"] - get["extra"]
+    roundup = get["used"] - get["asked"] if get["asked"] else get["internal"]
+    external = get["hole"] + get["short"]
+    slots = {
+        "live": live,
+        "reserved": get["used"] - live - get["internal"],
+        "internal": get["internal"],
+        "internal_reserve": get["internal"] - roundup,
+        "internal_roundup": roundup,
+        "external": external,
+        "external_hole": get["hole"],
+        "external_short": get["short"],
+        "free": get["free"] - external,
+        "cached_free": get["cached"],
+        "blocks_used": get["used"],
+    }
+    return {f"kv_{name}_frac": ratio(value, whole) for name, value in slots.items()}
+
+
+def paper_memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = False) -> dict[str, float | None]:
+    """The artifact's accounting: token = live; reserved = prompt + output - current and internal = reserved length -
+    (prompt + output) for reservations, both 0 for paged; external and others = the rest, buddy round-up included."""
+    shift = at.WIDTH if per_step else 0
+    whole = capacity_slots * (row[at.STEPS] if per_step else row[at.TIME])
+    tokens = row[shift + at.TOKENS] - row[shift + at.EXTRA]
+    asked = row[shift + at.ASKED]
+    reserved = row[shift + at.TRUE_TOTAL] - tokens if asked else 0
+    internal = asked - row[shift + at.TRUE_TOTAL] if asked else 0
+    parts = {"token": tokens, "reserved": reserved, "internal": internal, "external": whole - tokens - reserved - internal}
+    return {name: ratio(value, whole) for name, value in parts.items()}
+
+
+class Backlog:
+    """Integral of the number of waiting requests, from the times they began and ceased to wait."""
+
+    def __init__(self, starts: Iterable[int], ends: Iterable[int]) -> None:
+        self._starts, self._ends = sorted(starts), sorted(ends)
+        self._start_sums = [0, *accumulate(self._starts)]
+        self._end_sums = [0, *accumulate(self._ends)]
+
+    def until(self, time: int) -> int:
+        """Request-picoseconds waited in [0, time)."""
+        return self._area(self._starts, self._start_sums, time) - self._area(self._ends, self._end_sums, time)
+
+    @staticmethod
+    def _area(times: list[int], sums: list[int], time: int) -> int:
+        count = int(np.searchsorted(np.asarray(times, dtype=np.int64), time)) if times else 0
+        return count * time - sums[count]
+
+    def at(self, time: int) -> int:
+        """Requests waiting at `time`, those that arrive right then included."""
+        return sum(t <= time for t in self._starts) - sum(t <= time for t in self._ends)
+
+
+def overlap(intervals: Iterable[tuple[int, int]], start: int, stop: int) -> int:
+    """Length of the intervals' part inside [start, stop)."""
+    return sum(max(0, min(b, stop) - max(a, start)) for a, b in intervals)
+
+
+def counts(rows: Sequence[RequestRow]) -> dict[str, int]:
+    """Requests by status, and what was done twice."""
+    by_status = {f"num_{s}": 0 for s in ("finished", "truncated", "rejected", "failed", "unfinished")}
+    for row in rows:
+        by_status[f"num_{row.status}"] += 1
+    return {
+        "num_requests": len(rows),
+        **by_status,
+        "num_preemptions": sum(row.num_preemptions for row in rows),
+        "num_prompt_tokens": sum(row.num_prompt_tokens for row in rows),
+        "num_output_tokens": sum(row.num_output_tokens for row in rows),
+        "num_computed_tokens": sum(row.num_computed_tokens for row in rows),
+        "num_recomputed_tokens": sum(row.num_recomputed_tokens for row in rows),
+    }
+
+
+def strict_json(value: Any) -> Any:
+    """The same structure with NaN and infinities as null: strict JSON has neither."""
+    if isinstance(value, dict):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,393 @@
+"""Watches a replay: one row a request, and the exact integrals that every memory metric is made from.
+
+The recorder reads state after `schedule()` and is never called by scheduler or allocator. It is, with the executors,
+the only reader of true output lengths: `reserved` means slots that this request will really fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
+from engine.core.decode_set import DecodeSet
+from sim.cost_executor import steps_until, total
+from sim.integrals import NO_GROWTH, Growth, Integrals
+
+if TYPE_CHECKING:
+    from engine.core.batch import Batch, StepResult
+    from engine.core.request import Request
+    from engine.core.scheduler import Scheduler
+
+
+class RequestRow(NamedTuple):
+    """What happened to one request; times in picoseconds, -1 where it never came to that."""
+
+    request_id: int
+    status: str
+    """finished, truncated (stopped by its limit), rejected (can never fit), failed (no output in the trace),
+    unfinished (still there when the run was cut)."""
+    arrival: int
+    first_scheduled: int
+    first_token: int
+    finish: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    priority: int
+    num_preemptions: int
+    num_hit_tokens: int
+    """Prompt tokens found in the prefix cache at first admission."""
+    num_computed_tokens: int
+    """Tokens computed over all admissions."""
+    num_recomputed_tokens: int
+    """Those of them that had been computed before and were lost."""
+    preempted: int
+    """Time between each preemption and the resumption that followed it, summed."""
+
+
+class _Progress:
+    """A request under way."""
+
+    __slots__ = (
+        "computed",
+        "first_scheduled",
+        "first_token",
+        "high",
+        "hits",
+        "preempted",
+        "preempted_at",
+        "recomputed",
+        "start",
+    )
+
+    def __init__(self) -> None:
+        self.first_scheduled = -1
+        self.first_token = -1
+        self.high = 0
+        """Most tokens ever computed."""
+        self.hits = 0
+        self.start = 0
+        """Tokens that the last admission took from the cache."""
+        self.computed = 0
+        self.recomputed = 0
+        self.preempted = 0
+        self.preempted_at = -1
+
+    def recount(self, computed: int) -> None:
+        """Books what was computed since the last admission."""
+        self.computed += computed - self.start
+        self.recomputed += max(0, min(computed, self.high) - self.start)
+        self.high = max(self.high, computed)
+
+
+class Snapshot(NamedTuple):
+    """The pool at one instant, by address; owners are request ids (negative: FREE, CACHED, SHARED, ...)."""
+
+    time: int
+    regions: Regions
+
+
+class Recorder:
+    """Gathers rows and integrals of one replay."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        edges: Sequence[int],
+        *,
+        final_tokens: Callable[[Request], int],
+        snapshot_times: Sequence[int] = (),
+        record_steps: bool = False,
+    ) -> None:
+        """`final_tokens`: tokens of a request's KV at its end (prompt + output - 1, or + output under `sosp23`)."""
+        self._scheduler = scheduler
+        self._allocator: KVAllocator = scheduler.allocator
+        self._block_size = self._allocator.block_size
+        self._capacity_slots = self._allocator.capacity_blocks * self._block_size
+        self._final_tokens = final_tokens
+        growth = self._allocator.growth_tokens
+        self._pages = growth == self._block_size
+        self._whole = growth == 0
+        self.integrals = Integrals(edges, adjacency_matters=not self._pages)
+        self.rows: list[RequestRow] = []
+        self.wait_starts: list[int] = []
+        self.wait_ends: list[int] = []
+        self.blocked: list[tuple[int, int]] = []
+        """Intervals in which a refused head kept at least one more request waiting."""
+        self.num_turns = 0
+        self.num_steps = 0
+        self.num_copied_blocks = 0
+        self.num_computed_tokens = 0
+        self.snapshots: list[Snapshot] = []
+        self._snapshot_times = list(reversed(snapshot_times))
+        self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
+        self._progress: dict[Request, _Progress] = {}
+        self._final_sum = 0
+        self._true_sum = 0
+        self._tails: dict[Request, int] = {}
+        self._tail_sum = 0
+        self._tail_calendar: dict[int, list[Request]] = {}
+        self._stats: AllocatorStats = self._allocator.stats()
+        self._state: list[int] = []
+
+    # events -------------------------------------------------------------------------------------------------------
+
+    def arrive(self, request: Request) -> None:
+        """The request has joined the queue."""
+        self._progress[request] = _Progress()
+        self.wait_starts.append(request.arrival)
+
+    def scheduled(self, now: int, batch: Batch) -> None:
+        """Reads the state that holds from `now` on."""
+        for request, lost in batch.preempted:
+            self._drop(request)
+            progress = self._progress[request]
+            progress.recount(lost)
+            progress.preempted_at = now
+            self.wait_starts.append(now)
+        for request, hits, resumed in batch.admitted:
+            self._take(now, request, hits, resumed)
+        if self._pages:
+            self._start_tails(batch)
+        if self._snapshot_times and now >= self._snapshot_times[-1]:
+            self._snapshot(now)
+        self._stats = self._allocator.stats()
+        self._state = self._read(batch)
+
+    def _take(self, now: int, request: Request, hits: int, resumed: bool) -> None:
+        progress = self._progress[request]
+        progress.start = hits
+        if resumed:
+            progress.preempted += now - progress.preempted_at
+        else:
+            progress.first_scheduled = now
+            progress.hits = hits
+        self._final_sum += self._final_tokens(request)
+        self._true_sum += request.num_prompt_tokens + request.num_stop_tokens
+        self.wait_ends.append(now)
+
+    def _drop(self, request: Request) -> None:
+        self._final_sum -= self._final_tokens(request)
+        self._true_sum -= request.num_prompt_tokens + request.num_stop_tokens
+        self._tail_sum -= self._tails.pop(request, 0)
+
+    def _snapshot(self, now: int) -> None:
+        while self._snapshot_times and now >= self._snapshot_times[-1]:
+            self._snapshot_times.pop()
+        regions = self._allocator.regions()
+        ids = {request.row: int(request.request_id) for request in self._scheduler.running}
+        owner = regions.owner.copy()
+        for index, row in enumerate(owner):
+            if row >= 0:
+                owner[index] = ids[int(row)]
+        self.snapshots.append(Snapshot(now, regions._replace(owner=owner)))
+
+    # state --------------------------------------------------------------------------------------------------------
+
+    def _tail_from(self, request: Request) -> tuple[int, int]:
+        """Computed tokens from which the request holds its last block, and the slots of it that stay empty."""
+        size, final = self._block_size, self._final_tokens(request)
+        blocks = -(-final // size)
+        return (blocks - 1) * size + 1, blocks * size - final
+
+    def _start_tails(self, batch: Batch) -> None:
+        """Last blocks taken in this step; those that decoding will take later go into the calendar."""
+        for request in [chunk.request for chunk in batch.chunks] if batch.chunks else ():
+            start, tail = self._tail_from(request)
+            if request.computed >= start and request not in self._tails:
+                self._begin_tail(request, tail)
+        for request in batch.joined:
+            if request not in self._tails:
+                start, tail = self._tail_from(request)
+                self._tail_calendar.setdefault(max(start - request.base, batch.clock), []).append(request)
+        for request, tail in self._due_tails(batch.decodes, batch.clock):
+            self._begin_tail(request, tail)
+
+    def _begin_tail(self, request: Request, tail: int) -> None:
+        self._tails[request] = tail
+        self._tail_sum += tail
+
+    def _due_tails(self, decodes: DecodeSet, clock: int) -> list[tuple[Request, int]]:
+        """Requests that take their last block when the decode clock reaches `clock`."""
+        due = []
+        for request in self._tail_calendar.pop(clock, ()):
+            start, tail = self._tail_from(request)
+            reached = request.decoding is decodes and start - request.base <= clock
+            if reached and request not in self._tails:
+                due.append((request, tail))
+        return due
+
+    def _read(self, batch: Batch) -> list[int]:
+        """The state vector in the order of `sim.integrals.STATE`."""
+        stats, size = self._stats, self._block_size
+        tokens = batch.num_context_tokens + batch.num_new_tokens + self._idle_tokens(batch)
+        used = stats.num_referenced * size
+        free = stats.num_free * size
+        refusal = batch.head_refusal
+        hole = refusal is not None and refusal.reason is Reason.NO_HOLE
+        return [
+            len(self._scheduler.running),
+            tokens,
+            used,
+            self._internal(used, stats.num_extra_slots),
+            stats.num_extra_slots,
+            stats.num_asked_slots,
+            self._true_sum,
+            free if hole else 0,
+            free if refusal is not None and not hole else 0,
+            stats.num_cached_free * size,
+            stats.largest_free_extent * size,
+            free,
+        ]
+
+    def _idle_tokens(self, batch: Batch) -> int:
+        """Computed tokens of running requests that got nothing in this step (the budget ran out)."""
+        running = self._scheduler.running
+        if len(running) == batch.num_seqs:
+            return 0
+        given = {chunk.request for chunk in batch.chunks}
+        return sum(r.computed for r in running if r.decoding is None and r not in given)
+
+    def _internal(self, used: int, extra: int) -> int:
+        if self._pages:
+            return self._tail_sum
+        if self._whole:
+            return used - self._final_sum
+        size = self._block_size
+        held = ((self._final_tokens(r), len(self._allocator.block_table(r)) * size) for r in self._scheduler.running)
+        return used + extra - sum(min(final, slots) for final, slots in held)
+
+    # time ---------------------------------------------------------------------------------------------------------
+
+    def idle(self, start: int, end: int) -> None:
+        """Nothing runs and nothing waits."""
+        stats, size = self._allocator.stats(), self._block_size
+        state = [0] * 9 + [stats.num_cached_free * size, stats.largest_free_extent * size, stats.num_free * size]
+        self.integrals.add_idle(start, end, state)
+
+    def elapsed(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
+        """The batch's steps have passed; called before `scheduler.update`. `next_arrival`: the first that will wait."""
+        steps = result.num_steps
+        self.num_turns += 1
+        self.num_steps += steps
+        self.num_copied_blocks += len(batch.copies)
+        self.num_computed_tokens += batch.num_new_tokens * steps
+        if self.steps is not None:
+            self._record_step(start, batch, result)
+        if steps == 1:
+            emitted = len(batch.decodes) + sum(chunk.completes for chunk in batch.chunks)
+            self.integrals.add_step(start, result.duration, self._state, emitted, batch.num_new_tokens)
+        else:
+            growth = self._growth(batch, steps)
+            if result.durations is None:
+                self.integrals.add_progression(start, result.first, result.slope, steps, self._state, growth)
+            else:
+                self.integrals.add_run(start, result.durations, self._state, growth)
+        if batch.head_refusal is not None:
+            self._block_head(start, batch, result, next_arrival)
+
+    def _growth(self, batch: Batch, steps: int) -> Growth:
+        """Crossings, last blocks and evictions of the run's further steps."""
+        if not self._pages:
+            return NO_GROWTH
+        size, decodes = self._block_size, batch.decodes
+        buckets, period, clock = decodes.buckets, decodes.period, decodes.clock
+        used = [len(buckets[(clock + step) % period]) * size for step in range(steps - 1)]
+        internal = [0] * (steps - 1)
+        for step in range(1, steps):
+            if batch.clock + step in self._tail_calendar:
+                for request, tail in self._due_tails(decodes, batch.clock + step):
+                    self._begin_tail(request, tail)
+                    internal[step - 1] += tail
+        return Growth(used, internal, self._evictions(used))
+
+    def _evictions(self, used: Sequence[int]) -> Sequence[int]:
+        """Cached slots given up: blocks come from the unhashed free ones as long as there are any."""
+        spare = (self._stats.num_free - self._stats.num_cached_free) * self._block_size
+        if spare >= sum(used):
+            return ()
+        evicted = []
+        for taken in used:
+            evicted.append(max(taken - spare, 0))
+            spare = max(spare - taken, 0)
+        return evicted
+
+    def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
+        end = start + result.duration
+        if batch.num_waiting < 2:
+            if next_arrival is None or next_arrival >= end:
+                return
+            start += self._elapsed_at(result, next_arrival - start)
+        if start < end:
+            if self.blocked and self.blocked[-1][1] == start:
+                start = self.blocked.pop()[0]
+            self.blocked.append((start, end))
+
+    @staticmethod
+    def _elapsed_at(result: StepResult, duration: int) -> int:
+        """Time from the start to the first step boundary at or after `duration`."""
+        if result.durations is None:
+            steps = steps_until(result.first, result.slope, duration, result.num_steps)
+            return total(result.first, result.slope, steps)
+        elapsed = 0
+        for step in result.durations:
+            elapsed += step
+            if elapsed >= duration:
+                break
+        return elapsed
+
+    def _record_step(self, start: int, batch: Batch, result: StepResult) -> None:
+        assert self.steps is not None
+        refused = -1 if batch.head_refusal is None else int(batch.head_refusal.reason)
+        self.steps.append(
+            (start, result.duration, batch.num_new_tokens, batch.num_waiting, len(batch.preempted), refused, *self._state)
+        )
+
+    # ends ---------------------------------------------------------------------------------------------------------
+
+    def updated(self, now: int, batch: Batch, finished: Sequence[Request]) -> None:
+        """First tokens and finishes at `now`, the end of the step; called after `scheduler.update`."""
+        for chunk in batch.chunks:
+            if chunk.completes:
+                progress = self._progress[chunk.request]
+                if progress.first_token < 0:
+                    progress.first_token = now
+        for request in finished:
+            self._drop(request)
+            progress = self._progress.pop(request)
+            progress.recount(request.computed)
+            truncated = request.max_tokens < request.oracle_output_tokens
+            self.rows.append(self._row(request, "truncated" if truncated else "finished", progress, now))
+
+    @staticmethod
+    def _row(request: Request, status: str, progress: _Progress, finish: int) -> RequestRow:
+        return RequestRow(
+            int(request.request_id),
+            status,
+            request.arrival,
+            progress.first_scheduled,
+            progress.first_token,
+            finish,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.max_tokens,
+            request.priority,
+            request.num_preemptions,
+            progress.hits,
+            progress.computed,
+            progress.recomputed,
+            progress.preempted,
+        )
+
+    def turn_away(self, request: Request, status: str) -> None:
+        """A request that is not replayed keeps its row."""
+        self.rows.append(self._row(request, status, _Progress(), -1)._replace(num_output_tokens=0))
+
+    def close(self, now: int) -> None:
+        """Rows for the requests still there when the run was cut."""
+        for request, progress in self._progress.items():
+            if request in self._scheduler.running:
+                progress.recount(request.num_computed_tokens)
+            self.rows.append(self._row(request, "unfinished", progress, -1))
+        self.rows.sort()

@@ -1,0 +1,204 @@
+"""One run from a trace to its tables: builds the parts, replays, and reads the metrics off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.core.executor import Executor
+from engine.core.registry import PoolConfig, make_allocator
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.step import Cut, never_skip
+from sim import integrals as at
+from sim import metrics
+from sim.arrivals import PS_PER_NS, LengthLimits, requests_of
+from sim.recorder import Recorder, RequestRow
+from sim.replay import Replay
+from sim.reconcile import Check, reconcile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from engine.core.allocator import KVAllocator
+    from workloads import Trace
+
+PS = metrics.PS
+MAX_BINS = 2_000
+TARGET_BINS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Everything that decides a run's numbers, the trace and the executor apart."""
+
+    allocator: str
+    pool: PoolConfig
+    limits: SchedulerConfig
+    too_long: Literal["reject", "truncate"] = "reject"
+    final_token_has_slot: bool = False
+    """Whether a request's final KV length is prompt + output (`sosp23`), not one less (vLLM)."""
+    window_s: tuple[float, float] | None = None
+    """Half-open window of the means; None: first to last arrival."""
+    end_s: float | None = None
+    """Simulated time at which the run is cut; None drains."""
+    num_snapshots: int = 0
+    """Pictures of the pool, evenly spaced up to the last arrival or the cut."""
+    record_steps: bool = False
+    """A row a step; forces stepping."""
+    skip: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """[start, stop) in picoseconds."""
+
+    start: int
+    stop: int
+    kind: Literal["arrivals", "named", "makespan"]
+
+
+@dataclass
+class Run:
+    """A finished replay: raw rows and integrals, and the tables made from them."""
+
+    spec: RunSpec
+    recorder: Recorder
+    allocator: KVAllocator
+    scheduler: Scheduler
+    window: Window
+    makespan: int
+    bin_edges: list[int]
+    last_arrival: int
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[RequestRow]:
+        """One a request, by id."""
+        return self.recorder.rows
+
+    @property
+    def capacity_slots(self) -> int:
+        """Token slots that requests can hold."""
+        return self.allocator.capacity_blocks * self.allocator.block_size
+
+    def integrals_between(self, start: int, stop: int) -> list[int]:
+        """Sums over [start, stop); both must be edges, 0, or beyond the last edge."""
+        total = [0] * at.COLUMNS
+        lows = [0, *self.recorder.integrals.edges]
+        for low, row in zip(lows, self.recorder.integrals.segments(), strict=True):
+            if start <= low < stop:
+                total = [a + b for a, b in zip(total, row, strict=True)]
+        return total
+
+    @cached_property
+    def backlog(self) -> metrics.Backlog:
+        """The queue over time."""
+        return metrics.Backlog(self.recorder.wait_starts, self.recorder.wait_ends)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """One tidy row: see `sim.metrics.METRICS`."""
+        from sim.tables import summary_of
+
+        return summary_of(self)
+
+    def requests(self) -> pd.DataFrame:
+        """One row a request; times in seconds."""
+        from sim.tables import requests_frame
+
+        return requests_frame(self.rows)
+
+    def timeline(self) -> pd.DataFrame:
+        """Means over a fixed grid of simulated time, from exact integrals."""
+        from sim.tables import timeline_frame
+
+        return timeline_frame(self)
+
+    def steps(self) -> pd.DataFrame:
+        """One row a step, if `record_steps`."""
+        from sim.tables import steps_frame
+
+        return steps_frame(self)
+
+    def memory_map(self) -> pd.DataFrame:
+        """One row a region and snapshot: time_s, start_block, num_blocks, owner (request id or a negative kind)."""
+        from sim.tables import map_frame
+
+        return map_frame(self)
+
+
+def last_arrival_ps(trace: Trace) -> int:
+    """Of all rows, replayed or not: the same for every allocator."""
+    return int(trace.arrival_ns[-1]) * PS_PER_NS if len(trace) else 0
+
+
+def grid(span: int) -> list[int]:
+    """Edges of at most 2,000 bins over simulated time, from the span alone; the last bin is open."""
+    width = max(-(-span // TARGET_BINS), 1) if span else PS
+    return [width * i for i in range(1, MAX_BINS)]
+
+
+def window_of(spec: RunSpec, last_arrival: int) -> Window | None:
+    """The window of the means, if it is known before the run."""
+    if spec.window_s is not None:
+        start, stop = (round(bound * PS) for bound in spec.window_s)
+        return Window(start, stop, "named")
+    return Window(0, last_arrival, "arrivals") if last_arrival else None
+
+
+def simulate(
+    spec: RunSpec,
+    trace: Trace,
+    executor: Executor | Callable[[KVAllocator], Executor],
+    *,
+    cut: Cut | None = None,
+    on_turn: Callable[[int], None] | None = None,
+) -> Run:
+    """Replays `trace` and reconciles the result; `executor` may be a factory for those that need the allocator.
+    Nothing is written anywhere."""
+    allocator = make_allocator(spec.allocator, spec.pool)
+    scheduler = Scheduler(spec.limits, allocator)
+    last = last_arrival_ps(trace)
+    window = window_of(spec, last)
+    end = None if spec.end_s is None else round(spec.end_s * PS)
+    span = max(last, window.stop if window else 0, end or 0)
+    bins = grid(span)
+    edges = set(bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
+    recorder = Recorder(
+        scheduler,
+        sorted(edges - {0}),
+        final_tokens=_final_tokens(spec.final_token_has_slot),
+        snapshot_times=_snapshot_times(end or last, spec.num_snapshots),
+        record_steps=spec.record_steps,
+    )
+    lengths = LengthLimits(spec.limits.max_model_len, spec.pool.capacity_blocks * spec.pool.block_size, spec.too_long)
+    replay = Replay(
+        requests_of(trace, lengths, recorder.rows.append),
+        scheduler,
+        executor(allocator) if callable(executor) else executor,
+        recorder,
+        end=end,
+        cut=never_skip if spec.record_steps or not spec.skip else cut,
+        on_turn=on_turn,
+    )
+    makespan = replay.run()
+    window = window or Window(0, makespan, "makespan")
+    run = Run(spec, recorder, allocator, scheduler, window, makespan, bins, last)
+    run.checks = reconcile(run, len(trace))
+    return run
+
+
+def _final_tokens(final_token_has_slot: bool) -> Callable[[Request], int]:
+    last = 0 if final_token_has_slot else 1
+
+    def final(request: Request) -> int:
+        return request.num_prompt_tokens + request.num_stop_tokens - last
+
+    return final
+
+
+def _snapshot_times(span: int, count: int) -> Sequence[int]:
+    return [span * i // count for i in range(count)] if count else ()

@@ -1,0 +1,178 @@
+"""Tables of one run. Column names carry units; nothing here computes a metric that `sim.metrics` does not define."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sim import integrals as at
+from sim import metrics
+from sim.metrics import PS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.recorder import RequestRow
+    from sim.simulate import Run
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    """One row of `summary.csv`, in a fixed order of keys."""
+    window, capacity = run.window, run.capacity_slots
+    row = run.integrals_between(window.start, window.stop)
+    whole = run.integrals_between(0, run.makespan + 1)
+    paper = {f"paper_{k}_frac": v for k, v in metrics.paper_memory(row, capacity).items()}
+    paper |= {f"iter_paper_{k}_frac": v for k, v in metrics.paper_memory(row, capacity, per_step=True).items()}
+    finished = [r for r in run.rows if r.status in ("finished", "truncated")]
+    in_window = sum(window.start <= r.finish < window.stop for r in finished)
+    span_s = (window.stop - window.start) / PS
+    makespan_s = run.makespan / PS
+    strict = metrics.memory(row, capacity)
+    pages = run.allocator.growth_tokens == run.allocator.block_size
+    backlog = run.backlog
+    saturated = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
+    counts = metrics.counts(run.rows)
+    prefix = run.scheduler.prefix
+    return {
+        "allocator": run.spec.allocator,
+        "block_size": run.allocator.block_size,
+        "num_blocks": run.allocator.capacity_blocks,
+        "capacity_tokens": capacity,
+        **counts,
+        **strict,
+        "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME]) if pages else None,
+        "external_fragmentation_index": _index(row),
+        **paper,
+        "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
+        "iter_mean_batch_size": metrics.ratio(row[at.WIDTH + at.SEQS], row[at.STEPS]),
+        "iter_kv_live_frac": metrics.memory(row, capacity, per_step=True)["kv_live_frac"],
+        "mean_num_waiting": metrics.ratio(backlog.until(window.stop) - backlog.until(window.start), window.stop - window.start),
+        "request_throughput_per_s": in_window / span_s if span_s else None,
+        "output_tok_per_s": row[at.EMITTED] / span_s if span_s else None,
+        **metrics.latencies(run.rows),
+        "saturated": saturated,
+        "head_blocked_s": metrics.overlap(run.recorder.blocked, window.start, window.stop) / PS,
+        "recomputed_frac": metrics.ratio(counts["num_recomputed_tokens"], counts["num_computed_tokens"]),
+        "num_copied_blocks": run.recorder.num_copied_blocks,
+        "prefix_query_tokens": prefix.queries,
+        "prefix_hit_tokens": prefix.hits,
+        "prefix_hit_frac": metrics.ratio(prefix.hits, prefix.queries),
+        "prefix_preempted_query_tokens": prefix.preempted_queries,
+        "prefix_preempted_hit_tokens": prefix.preempted_hits,
+        "window_start_s": window.start / PS,
+        "window_stop_s": window.stop / PS,
+        "window_kind": window.kind,
+        "makespan_s": makespan_s,
+        "makespan_kv_live_frac": metrics.memory(whole, capacity)["kv_live_frac"],
+        "makespan_mean_batch_size": metrics.ratio(whole[at.SEQS], whole[at.TIME]),
+        "makespan_request_throughput_per_s": len(finished) / makespan_s if makespan_s else None,
+        "makespan_output_tok_per_s": whole[at.EMITTED] / makespan_s if makespan_s else None,
+    }
+
+
+def _index(row: Sequence[int]) -> float | None:
+    share = metrics.ratio(row[at.LARGEST], row[at.FREE])
+    return None if share is None else 1.0 - share
+
+
+def _seconds(column: Sequence[int]) -> list[float | None]:
+    return [None if value < 0 else value / PS for value in column]
+
+
+def requests_frame(rows: Sequence[RequestRow]) -> pd.DataFrame:
+    """One row a request; a time that never came is missing."""
+    columns: dict[str, Any] = {}
+    fields = list(zip(*rows, strict=True)) or [()] * 15
+    for name, values in zip(_REQUEST_COLUMNS, fields, strict=True):
+        if name.endswith("_s"):
+            columns[name] = pd.array(_seconds(values), dtype="Float64").to_numpy(dtype=np.float64, na_value=np.nan)
+        elif name == "status":
+            columns[name] = pd.array(list(values), dtype="str")
+        else:
+            columns[name] = np.asarray(values, dtype=np.int64)
+    return pd.DataFrame(columns)
+
+
+_REQUEST_COLUMNS = (
+    "request_id",
+    "status",
+    "arrival_s",
+    "first_scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "max_tokens",
+    "priority",
+    "num_preemptions",
+    "num_hit_tokens",
+    "num_computed_tokens",
+    "num_recomputed_tokens",
+    "preempted_s",
+)
+
+
+def timeline_frame(run: Run) -> pd.DataFrame:
+    """One row a bin that simulated time reached; means over the bin, the strict fractions among them."""
+    starts = [0, *run.bin_edges]
+    bounds = [*run.bin_edges, run.makespan + 1]
+    records = []
+    by_start = dict(zip([0, *run.recorder.integrals.edges], run.recorder.integrals.segments(), strict=True))
+    edges = sorted(by_start)
+    position = 0
+    for start, stop in zip(starts, bounds, strict=True):
+        row = [0] * at.COLUMNS
+        while position < len(edges) and edges[position] < stop:
+            row = [a + b for a, b in zip(row, by_start[edges[position]], strict=True)]
+            position += 1
+        if not row[at.TIME]:
+            continue
+        end = min(stop, run.makespan)
+        records.append(_bin(run, row, start, end))
+    return pd.DataFrame(records)
+
+
+def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
+    duration = row[at.TIME]
+    waiting = run.backlog.until(end) - run.backlog.until(start)
+    return {
+        "time_s": start / PS,
+        "duration_s": duration / PS,
+        **metrics.memory(row, run.capacity_slots),
+        "external_fragmentation_index": _index(row),
+        "mean_batch_size": row[at.SEQS] / duration,
+        "mean_num_waiting": waiting / duration,
+        "num_steps": row[at.STEPS],
+        "num_emitted_tokens": row[at.EMITTED],
+        "num_computed_tokens": row[at.COMPUTED],
+    }
+
+
+def steps_frame(run: Run) -> pd.DataFrame:
+    """One row a step; empty unless the run recorded steps."""
+    names = ["time_s", "duration_s", "num_batched_tokens", "num_waiting", "num_preempted", "head_refusal"]
+    names += [f"num_{name}_slots" if name != "seqs" else "num_running" for name in at.STATE]
+    frame = pd.DataFrame(run.recorder.steps or [], columns=names)
+    for name in ("time_s", "duration_s"):
+        frame[name] = frame[name] / PS
+    return frame
+
+
+def map_frame(run: Run) -> pd.DataFrame:
+    """Regions of every snapshot, in long form."""
+    frames = [
+        pd.DataFrame(
+            {
+                "time_s": snapshot.time / PS,
+                "start_block": snapshot.regions.start,
+                "num_blocks": snapshot.regions.length,
+                "owner": snapshot.regions.owner,
+            }
+        )
+        for snapshot in run.recorder.snapshots
+    ]
+    if not frames:
+        return pd.DataFrame({"time_s": [], "start_block": [], "num_blocks": [], "owner": []})
+    return pd.concat(frames, ignore_index=True)
