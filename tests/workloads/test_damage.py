@@ -29,7 +29,11 @@ def outcome(path: Path, policy) -> Loaded | str:
     edits=st.lists(st.tuples(st.integers(0, 250), st.sampled_from(BYTES)), max_size=4),
     policy=st.sampled_from(["refuse", "drop"]),
 )
-@example(b'{"timestamp": 0e9999999999999999999999999, "input_length": 1, "output_length": 1}', [], "refuse")
+@example(
+    sample=b'{"timestamp": 0e9999999999999999999999999, "input_length": 1, "output_length": 1}',
+    edits=[],
+    policy="refuse",
+)
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(sample: bytes, edits: list, policy, tmp_path: Path):
     for at, text in edits:
         sample = sample[:at] + text + sample[at + 1 :]
