@@ -44,9 +44,7 @@ def test_a_block_that_is_not_full_has_no_key():
 
 
 def test_a_salt_isolates_the_whole_chain():
-    plain, salted, same, other = (
-        TokenContent([0] * 8, salt=salt).keys(0, 2, 4) for salt in (None, "x", "x", "y")
-    )
+    plain, salted, same, other = (TokenContent([0] * 8, salt=salt).keys(0, 2, 4) for salt in (None, "x", "x", "y"))
     assert salted == same
     assert len({*plain, *salted, *other}) == 6
 
@@ -74,9 +72,7 @@ IDS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 def test_block_ids_share_what_lies_in_equal_trace_blocks_at_any_block_size(a, b, unit, size, cut):
     chains = ChainedIds()
     lengths = [max(len(ids) * unit - min(cut, unit - 1), 1) for ids in (a, b)]
-    contents = [
-        BlockIdContent(chains.chain(ids), unit, length) for ids, length in zip((a, b), lengths, strict=True)
-    ]
+    contents = [BlockIdContent(chains.chain(ids), unit, length) for ids, length in zip((a, b), lengths, strict=True)]
     keys = [content.keys(0, 20, size) for content in contents]
     shared_tokens = min(common(a, b) * unit, *lengths)
     assert common(*keys) == shared_tokens // size

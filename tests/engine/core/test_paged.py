@@ -1,0 +1,462 @@
+"""The paged allocator: vLLM's edge cases one by one, the switches for other systems, and the laws of decode runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.allocator import NO_HIT, Grant, Reason, Refusal
+from engine.core.block_pool import BlockPool
+from engine.core.content import BlockIdContent, TokenContent
+from engine.core.decode_set import DecodeSet
+from engine.core.paged import PagedAllocator
+from engine.core.request import Request
+
+
+def paged(capacity, size=4, **switches):
+    return PagedAllocator(capacity, size, max_model_len=switches.pop("max_model_len", 10_000), **switches)
+
+
+def request(tokens, limit=50, **options):
+    tokens = list(tokens)
+    made = Request(options.pop("name", "r"), len(tokens), limit, skips_cache_read=options.pop("skip", False))
+    made.content = TokenContent(tokens, **options)
+    return made
+
+
+def admit(allocator, made, num_tokens=None, *, hit=None, whole=0, others_running=False):
+    """Admission as the scheduler does it; on a grant the tokens are computed and, at the end, one is sampled."""
+    hit = allocator.lookup(made) if hit is None else hit
+    total = made.num_tokens if num_tokens is None else num_tokens
+    answer = allocator.admit(made, total, hit, whole=whole, others_running=others_running)
+    if isinstance(answer, Grant):
+        made.computed = total
+    return answer
+
+
+def decode(allocator, made, *tokens):
+    """Samples and computes tokens one at a time."""
+    for token in tokens:
+        made.content.tokens.append(token)
+        made.known += 1
+        assert isinstance(allocator.extend((made,), (made.known,)), Grant)
+        made.computed = made.known
+
+
+def served(allocator, *args, **options):
+    """A request admitted whole and freed again: its full blocks stay cached."""
+    made = request(*args, **options)
+    assert isinstance(admit(allocator, made), Grant)
+    allocator.free(made)
+    return made
+
+
+# capacity and refusals -------------------------------------------------------------------------------
+
+
+def test_a_pool_of_one_block_serves_one_request_after_the_other():
+    allocator = paged(1)
+    first, second = request(range(4)), request(range(10, 14))
+    assert admit(allocator, first) == Grant(([1],))
+    assert admit(allocator, second) == Refusal(Reason.NO_FREE_BLOCKS, 1, 0)
+    allocator.free(first)
+    assert admit(allocator, second) == Grant(([1],))
+
+
+def test_a_pool_without_a_usable_block_cannot_be_made():
+    with pytest.raises(ValueError, match="num_blocks=0"):
+        paged(0)
+
+
+def test_a_refused_admission_with_a_hit_changes_nothing():
+    allocator = paged(4)
+    cached = served(allocator, range(8))
+    holder = request(range(100, 104))
+    admit(allocator, holder)
+    before = allocator.stats(), allocator.pool.free_queue(), allocator.regions().owner.tolist()
+    wanted = request([*range(8), *range(50, 58)])
+    assert allocator.lookup(wanted).num_tokens == 8
+    assert admit(allocator, wanted) == Refusal(Reason.NO_FREE_BLOCKS, 4, 3)
+    assert (allocator.stats(), allocator.pool.free_queue(), allocator.regions().owner.tolist()) == before
+    assert wanted.blocks is None and cached.blocks is None
+
+
+def test_hit_blocks_in_the_free_queue_count_as_needed():
+    allocator = paged(3)
+    served(allocator, range(8))
+    again = request([*range(8), 9, 10, 11, 12, 13])
+    assert allocator.lookup(again).num_tokens == 8
+    assert admit(allocator, again) == Refusal(Reason.NO_FREE_BLOCKS, 4, 3)
+
+
+def test_hit_blocks_in_use_are_not_needed_again():
+    allocator = paged(3)
+    first, second = request(range(8)), request([*range(8), 9])
+    admit(allocator, first)
+    assert admit(allocator, second) == Grant(([3],), num_computed_tokens=8)
+    assert allocator.stats().num_extra_references == 2
+    assert allocator.stats().num_extra_slots == 8
+
+
+def test_an_allocation_cannot_evict_its_own_hit():
+    allocator = paged(2)
+    served(allocator, range(8))
+    again = request(range(8))
+    hit = allocator.lookup(again)
+    assert hit.num_tokens == 4
+    assert admit(allocator, again) == Grant(([2],), num_computed_tokens=4)
+    assert allocator.block_table(again) == [1, 2]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 4])
+def test_admitting_nothing_new_is_an_error(num_tokens):
+    allocator = paged(4)
+    served(allocator, range(8))
+    again = request(range(8))
+    hit = allocator.lookup(again) if num_tokens else NO_HIT
+    with pytest.raises(ValueError, match=f"num_tokens={num_tokens}"):
+        allocator.admit(again, num_tokens, hit)
+
+
+def test_unknown_and_repeated_requests_raise():
+    allocator, made = paged(4), request(range(4))
+    for call in (allocator.free, allocator.block_table):
+        with pytest.raises(KeyError, match="holds no blocks"):
+            call(made)
+    admit(allocator, made)
+    with pytest.raises(ValueError, match="admitted already"):
+        allocator.admit(made, 4)
+    allocator.free(made)
+    with pytest.raises(KeyError):
+        allocator.free(made)
+
+
+def test_what_can_never_fit_is_refused_for_ever_and_the_last_token_needs_no_slot():
+    allocator = paged(4)
+    assert allocator.refuses_forever(request(range(8), 9)) is None
+    assert allocator.refuses_forever(request(range(8), 10)) == Refusal(Reason.NEVER, 5, 4)
+
+
+def test_the_model_length_clips_slots():
+    allocator = paged(8, max_model_len=10)
+    made = request(range(9))
+    admit(allocator, made, whole=500)
+    assert allocator.extend((made,), (10,), num_lookahead=20) == Grant([[]])
+
+
+# watermark and gate ----------------------------------------------------------------------------------
+
+
+def test_the_watermark_is_a_fraction_of_all_blocks_the_null_block_included():
+    assert paged(3, watermark=0.25).watermark_blocks == 1
+    assert paged(7, watermark=0.25).watermark_blocks == 2
+    assert paged(99, watermark=0.01).watermark_blocks == 1
+
+
+def test_the_watermark_holds_back_admission_beside_others_only():
+    allocator = paged(7, watermark=0.25)
+    first, second = request(range(16)), request(range(20, 28))
+    assert isinstance(admit(allocator, first), Grant)
+    assert admit(allocator, second, others_running=True) == Refusal(Reason.WATERMARK, 2, 3)
+    assert isinstance(admit(allocator, second, others_running=False), Grant)
+    assert isinstance(allocator.extend((first,), (20,)), Grant), "a running request is never held back"
+
+
+def test_the_watermark_comes_on_top_of_free_hit_blocks():
+    allocator = paged(7, watermark=0.25)
+    served(allocator, range(16))
+    admit(allocator, request(range(50, 53)))
+    again = request(range(17))
+    assert allocator.lookup(again).num_tokens == 16
+    assert admit(allocator, again, others_running=True) == Refusal(Reason.WATERMARK, 5, 6)
+
+
+def test_the_full_sequence_gate_refuses_a_first_chunk_that_alone_would_fit():
+    allocator = paged(4)
+    made = request(range(20))
+    assert admit(allocator, made, 4, whole=20) == Refusal(Reason.FULL_SEQUENCE, 5, 4)
+    assert admit(allocator, made, 4, whole=0) == Grant(([1],))
+
+
+def test_refusals_name_the_first_thing_that_is_short():
+    allocator = paged(7, watermark=0.25)
+    admit(allocator, request(range(100, 104)), others_running=False)
+    made = request(range(40))
+    reasons = [
+        admit(allocator, made, chunk, whole=whole, others_running=True).reason
+        for chunk, whole in ((28, 40), (24, 40), (4, 40), (4, 20))
+    ]
+    expected = [Reason.NO_FREE_BLOCKS, Reason.WATERMARK, Reason.FULL_SEQUENCE, Reason.FULL_SEQUENCE]
+    assert reasons == expected
+
+
+# the prefix cache ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra,hit", [(0, 4), (1, 8), (3, 8), (4, 8)])
+def test_a_resent_prompt_hits_all_blocks_but_what_its_last_token_needs(extra, hit):
+    allocator = paged(8)
+    served(allocator, range(8))
+    assert allocator.lookup(request([*range(8), *range(90, 90 + extra)])).num_tokens == hit
+
+
+def test_block_size_one_hits_all_tokens_but_the_last():
+    allocator = paged(8, 1)
+    served(allocator, range(5))
+    assert allocator.lookup(request(range(5))).num_tokens == 4
+    assert allocator.lookup(request([0])).num_tokens == 0
+
+
+def test_a_fully_cached_prompt_recomputes_a_block_into_a_duplicate():
+    allocator = paged(8)
+    first, second = request(range(8)), request(range(8))
+    admit(allocator, first)
+    assert admit(allocator, second) == Grant(([3],), num_computed_tokens=4)
+    assert allocator.pool.num_cached_keys() == 2
+    third = request([*range(8), 8])
+    assert allocator.lookup(third).block_ids == [1, 2], "the oldest copy is found"
+    allocator.free(first)
+    allocator.free(second)
+    evictor = request(range(50, 74))
+    admit(allocator, evictor)
+    assert allocator.lookup(third).block_ids == [1, 3], "evicting one copy keeps the key"
+
+
+def test_free_blocks_go_unhashed_first_then_oldest_then_tail_before_head():
+    allocator = paged(6)
+    first, second = request(range(9)), request(range(50, 59))
+    for made in (first, second):
+        admit(allocator, made)
+    allocator.free(first)
+    allocator.free(second)
+    assert allocator.pool.free_queue() == [6, 3, 2, 1, 5, 4]
+
+
+def test_evicting_the_tail_leaves_a_shorter_hit():
+    allocator = paged(3)
+    served(allocator, range(12))
+    served(allocator, range(50, 53))
+    assert allocator.lookup(request([*range(12), 12])).num_tokens == 8
+
+
+def test_a_gap_in_a_chain_ends_the_hit():
+    allocator = paged(8)
+    made = served(allocator, range(12))
+    keys = made.content.keys(0, 3, 4)
+    pool = allocator.pool
+    pool._forget(pool.find(keys[:2])[1:])
+    assert allocator.lookup(request([*range(12), 12])).num_tokens == 4
+
+
+def test_a_reused_block_loses_its_old_content():
+    allocator = paged(1)
+    served(allocator, range(4))
+    served(allocator, range(50, 53))
+    assert allocator.pool.num_cached_keys() == 0
+    assert allocator.stats().num_evictions == 1
+    assert allocator.stats().num_cached_free == 0
+
+
+@pytest.mark.parametrize("isolated", [{"salt": "a"}, {"lora": "a"}, {"salt": "b"}, {"lora": "b"}, {}])
+def test_salt_and_lora_isolate(isolated):
+    allocator = paged(8)
+    served(allocator, range(8), **isolated)
+    for other in ({}, {"salt": "a"}, {"lora": "a"}, {"salt": "b"}, {"lora": "b"}):
+        assert allocator.lookup(request(range(8), **other)).num_tokens == (4 if other == isolated else 0)
+
+
+def test_a_request_that_skips_reading_still_writes_the_cache():
+    allocator = paged(8)
+    served(allocator, range(8))
+    skipping = request(range(8), skip=True)
+    assert allocator.lookup(skipping) is NO_HIT
+    admit(allocator, skipping)
+    assert allocator.pool.num_stored == 4
+
+
+def test_equal_prompts_share_before_anything_is_computed():
+    allocator = paged(8)
+    first, second = request(range(9)), request(range(9))
+    assert isinstance(allocator.admit(first, 9, allocator.lookup(first)), Grant)
+    assert first.computed == 0
+    assert allocator.lookup(second).num_tokens == 8
+
+
+def test_only_blocks_inside_the_scheduled_chunk_are_hashed():
+    allocator = paged(8)
+    made = request(range(12))
+    admit(allocator, made, 7, whole=12)
+    assert (allocator.pool.num_stored, len(made.blocks)) == (1, 2)
+    allocator.extend((made,), (12,))
+    assert allocator.pool.num_stored == 3
+
+
+def test_look_ahead_slots_are_taken_kept_and_never_hashed():
+    allocator = paged(8)
+    made = request(range(7))
+    admit(allocator, made)
+    decode(allocator, made, 7)
+    made.known += 1
+    made.content.tokens += [8, 9, 10, 11, 12]
+    allocator.extend((made,), (9,), num_lookahead=4)
+    assert (len(made.blocks), allocator.pool.num_stored) == (4, 2)
+    made.computed = 9
+    assert allocator.extend((made,), (10,)) == Grant([[]]), "the surplus of a rejected draft is kept"
+
+
+def test_a_block_filled_by_outputs_serves_the_next_turn():
+    allocator = paged(8)
+    made = request(range(6))
+    admit(allocator, made)
+    decode(allocator, made, 60, 61, 62)
+    allocator.free(made)
+    assert allocator.lookup(request([*range(6), 60, 61, 99])).num_tokens == 8
+
+
+def test_a_preempted_request_hits_its_own_blocks_until_pressure_evicts_them():
+    allocator = paged(4)
+    made = request(range(6))
+    admit(allocator, made)
+    decode(allocator, made, 60, 61, 62)
+    allocator.free(made)
+    made.computed = 0
+    assert allocator.lookup(made).num_tokens == 8
+    other = request(range(100, 112))
+    admit(allocator, other)
+    assert allocator.lookup(made).num_tokens == 4
+
+
+def test_resetting_the_cache_waits_for_an_empty_pool():
+    allocator = paged(4)
+    made = request(range(9))
+    admit(allocator, made)
+    assert not allocator.reset_prefix_cache()
+    assert allocator.pool.num_cached_keys() == 2
+    allocator.free(made)
+    queue = allocator.pool.free_queue()
+    assert allocator.reset_prefix_cache()
+    assert allocator.lookup(request(range(9))).num_tokens == 0
+    assert allocator.pool.free_queue() == queue
+    allocator.check()
+
+
+def test_without_caching_reuse_is_last_in_first_out_and_nothing_is_hashed():
+    allocator = paged(6, enable_caching=False)
+    served(allocator, range(12))
+    assert allocator.pool.free_queue() == [3, 2, 1, 4, 5, 6]
+    assert allocator.lookup(request(range(12))) is NO_HIT
+    assert allocator.stats().num_cached_free == 0
+    assert allocator.reset_prefix_cache()
+
+
+# switches for other systems --------------------------------------------------------------------------
+
+
+def test_freed_to_back_queues_every_freed_block_behind_all_others():
+    allocator = paged(6, freed_to="back")
+    made = request(range(9))
+    admit(allocator, made)
+    allocator.free(made)
+    assert allocator.pool.free_queue() == [4, 5, 6, 3, 2, 1]
+    assert allocator.stats().num_cached_free == 2, "the tail that holds no content does not count"
+    assert allocator.reset_prefix_cache()
+    assert allocator.stats().num_cached_free == 0
+    admit(allocator, request(range(24)))
+    allocator.check()
+
+
+def test_one_free_each_lets_a_sequence_append_only_while_a_block_is_free():
+    allocator = paged(3, one_free_each=True)
+    first, second = request(range(5)), request(range(50, 53))
+    admit(allocator, first)
+    admit(allocator, second)
+    assert allocator.extend((first,), (6,)) == Refusal(Reason.NO_FREE_BLOCKS, 1, 0), "needed or not"
+    assert allocator.free_run(DecodeSet.of([first], 4), 3) == 0
+    allocator.free(second)
+    assert isinstance(allocator.extend((first,), (9,)), Grant)
+
+
+def test_alone_in_the_pool_one_free_each_does_not_apply():
+    allocator = paged(2, one_free_each=True)
+    made = request(range(5))
+    admit(allocator, made)
+    assert isinstance(allocator.extend((made,), (8,)), Grant)
+
+
+@pytest.mark.parametrize("watermark", [-0.1, 1.0])
+def test_a_watermark_outside_its_range_is_named(watermark):
+    with pytest.raises(ValueError, match="watermark"):
+        paged(4, watermark=watermark)
+
+
+# decode runs -----------------------------------------------------------------------------------------
+
+
+def decoding_pair(allocator, lengths, content=None):
+    """Requests that have computed `lengths` tokens and sampled one more."""
+    made = [Request(f"r{index}", length, 1000, content=content) for index, length in enumerate(lengths)]
+    for order, one in enumerate(made):
+        assert isinstance(allocator.admit(one, one.num_tokens), Grant)
+        one.computed, one.known, one.order = one.num_tokens, one.num_tokens + 1, order
+    return made
+
+
+def test_a_run_ends_before_the_step_whose_growth_is_short():
+    allocator = paged(6)
+    decoding = DecodeSet.of(decoding_pair(allocator, [6, 7]), 4)
+    assert allocator.free_run(decoding, 100) == 5, "two blocks for tokens 8, none for token 12 of the second"
+    assert allocator.free_run(decoding, 3) == 3
+    assert allocator.advance(decoding, 5) == Grant(([5, 6],))
+    tables = [allocator.block_table(one) for one in decoding]
+    assert tables == [[1, 2, 6], [3, 4, 5]], "in order of steps: the second request grows first"
+    assert allocator.stats().num_free == 0
+
+
+def test_a_run_of_no_requests_is_free():
+    assert paged(1).free_run(DecodeSet(4), 10) == 10
+
+
+def test_a_run_ends_before_it_commits_the_watched_block():
+    allocator = paged(9)
+    tokens = list(range(20))
+    made = request(tokens[:6], 14)
+    made.content.tokens[:] = tokens
+    allocator.admit(made, 6)
+    made.computed, made.known = 6, 7
+    watch = TokenContent(tokens).keys(0, 3, 4)[2]
+    decoding = DecodeSet.of([made], 4)
+    assert allocator.free_run(decoding, 12) == 12
+    assert allocator.free_run(decoding, 12, watch) == 5, "tokens 6 to 10; token 11 fills the block"
+
+
+def test_outputs_that_nobody_shares_are_never_watched():
+    allocator = paged(9)
+    decoding = DecodeSet.of(decoding_pair(allocator, [6], BlockIdContent([0, 1], 4, 6)), 4)
+    assert allocator.free_run(decoding, 12, watch=-1) == 12
+
+
+def test_a_run_with_unknown_tokens_ends_where_they_would_be_committed():
+    allocator = paged(9)
+    made = request(range(6))
+    allocator.admit(made, 6)
+    made.content.tokens.append(6)
+    made.computed, made.known = 6, 7
+    assert allocator.free_run(DecodeSet.of([made], 4), 12, watch=b"x") == 1
+
+
+# the pool --------------------------------------------------------------------------------------------
+
+
+def test_events_tell_every_copy_that_appears_and_goes():
+    allocator = paged(2, record_events=True)
+    served(allocator, range(4))
+    admit(allocator, request(range(50, 58)))
+    kinds = [(event.kind, event.block_id) for event in allocator.pool.events]
+    assert kinds == [("stored", 1), ("removed", 1), ("stored", 2), ("stored", 1)]
+
+
+def test_the_pool_check_finds_a_block_that_is_free_and_in_use():
+    pool = BlockPool(3)
+    pool.take(2)
+    pool._stack.append(1)
+    with pytest.raises(AssertionError, match="free queue"):
+        pool.check()
