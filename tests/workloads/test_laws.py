@@ -178,6 +178,16 @@ def test_more_requests_than_rows_need_replacement():
     assert len(trace.sample(9, seed=0, replace=True)) == 9
 
 
+def test_repeated_rows_follow_the_first_copy_of_their_parent():
+    trace = Trace.build([0, 1], [1, 2], [3, 4], parent=[-1, 0], delay_ns=[-1, 5])
+
+    drawn = trace.sample(40, seed=0, replace=True)
+
+    parents = int((drawn.source_row == 1).sum())
+    assert drawn.parent.tolist() == [-1] * parents + [0] * (40 - parents)
+    assert drawn.delay_ns.tolist() == [-1] * parents + [5] * (40 - parents)
+
+
 @few
 @given(trace=traces(), seed=st.integers(0, 3))
 def test_shuffling_lengths_keeps_arrivals_and_the_set_of_rows(trace: Trace, seed: int):

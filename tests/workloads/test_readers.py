@@ -205,6 +205,15 @@ def test_own_files_keep_their_clock_and_sort_parents_along(tmp_path: Path):
     assert trace.source_row.tolist() == [3, 2, 4]
 
 
+def test_a_broken_line_of_an_own_file_is_counted(tmp_path: Path):
+    row = '{"arrival_ns": 0, "num_prompt_tokens": 1, "num_output_tokens": 1}'
+
+    loaded = load_trace(written(tmp_path, f"{row}\n{row[:-9]}\n{row}\n", "t.jsonl"), on_bad_row="drop")
+
+    assert (loaded.num_read, loaded.dropped) == (3, {"not JSON": 1})
+    assert loaded.trace.source_row.tolist() == [1, 3]
+
+
 def test_a_stated_block_size_must_agree(tmp_path: Path):
     blocks = {
         "block_ids": [1, 2],
