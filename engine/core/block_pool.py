@@ -1,19 +1,17 @@
 """The blocks of a paged pool: reference counts, free queue, and the map from content keys to cached blocks.
 
-Follows vLLM 0.33. Its free queue is one list that serves from the head: unhashed blocks return to the front, hashed
-ones to the back. Here that is a stack of unhashed ids (top = head) followed by an ordered map of hashed ids (first =
-next to go): the concatenation is vLLM's queue, id by id. The switch `freed_to="back"` is the older behaviour, where
-every freed block goes to the back.
+Follows vLLM 0.33: unhashed blocks return to the front of the free queue, hashed ones to the back, in release order. The
+switch `freed_to="back"` is the older behaviour, where every freed block goes to the back.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from engine.core.allocator import check_pool
+from engine.core.free_queue import FreeQueue, Held
 
 
 class Event(NamedTuple):
@@ -29,17 +27,16 @@ class BlockPool:
 
     __slots__ = (
         "_back",
+        "_free",
         "_keys",
-        "_lru",
         "_map",
-        "_num_unhashed_back",
         "_ref_cnt",
-        "_stack",
         "capacity",
         "events",
         "num_evictions",
         "num_extra_references",
         "num_stored",
+        "num_unhashed_back",
     )
 
     def __init__(
@@ -51,10 +48,10 @@ class BlockPool:
         self.num_evictions = 0
         self.num_stored = 0
         self.num_extra_references = 0
+        self.num_unhashed_back = 0
+        """Queued blocks without content that lie behind cached ones: only with freed_to="back"."""
         self._back = freed_to == "back"
-        self._stack = list(range(capacity, 0, -1))
-        self._lru: OrderedDict[int, None] = OrderedDict()
-        self._num_unhashed_back = 0  # blocks in `_lru` without content: only with freed_to="back"
+        self._free = FreeQueue(capacity)
         self._ref_cnt = [0] * (capacity + 1)
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
         self._map: dict[Hashable, int | dict[int, None]] = {}
@@ -62,17 +59,13 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks without references."""
-        return len(self._stack) + len(self._lru)
-
-    @property
-    def num_unhashed_free(self) -> int:
-        """Free blocks that are handed out before any cached one."""
-        return len(self._stack)
+        free = self._free
+        return len(free.stack) + free.num_at_back
 
     @property
     def num_cached_free(self) -> int:
-        """Free blocks that hold a cached prefix."""
-        return len(self._lru) - self._num_unhashed_back
+        """Free blocks that hold cached content."""
+        return self._free.num_at_back - self.num_unhashed_back
 
     def ref_cnt(self, block_id: int) -> int:
         """Number of tables that hold the block."""
@@ -84,7 +77,11 @@ class BlockPool:
 
     def free_queue(self) -> list[int]:
         """Free ids in the order in which they will be handed out; O(free), for tests."""
-        return self._stack[::-1] + list(self._lru)
+        return self._free.order()
+
+    def cached_free(self) -> list[int]:
+        """Free blocks that hold content; O(free), for pictures."""
+        return [b for segment in self._free.back() if segment.held is not Held.NOTHING for b in segment.queue()]
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing."""
@@ -109,47 +106,63 @@ class BlockPool:
             if ref_cnt[block_id]:
                 self.num_extra_references += 1
             else:
-                del self._lru[block_id]
+                self._free.take_out(block_id)
             ref_cnt[block_id] += 1
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
-        stack = self._stack
-        if count <= len(stack):
-            taken = stack[: -count - 1 : -1] if count else []
-            del stack[len(stack) - count :]
-        else:
-            taken = stack[::-1]
-            stack.clear()
-            pop = self._lru.popitem
-            rest = [pop(last=False)[0] for _ in range(count - len(taken))]
-            self._forget(rest)
-            taken += rest
+        taken = self._free.pop_front(count)
+        missing = count - len(taken)
+        if missing:
+            for blocks, held in self._free.pop_back(missing):
+                if held is Held.FINDABLE:
+                    self._forget(blocks)
+                elif held is Held.UNFINDABLE:
+                    self.num_evictions += len(blocks)
+                else:
+                    self.num_unhashed_back -= len(blocks)
+                taken += blocks
         ref_cnt = self._ref_cnt
         for block_id in taken:
             ref_cnt[block_id] = 1
         return taken
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Drops one reference from each block of a table, last block first (vLLM 1.2)."""
-        ref_cnt, keys, lru = self._ref_cnt, self._keys, self._lru
-        loose = []
-        for block_id in reversed(block_ids):
-            if ref_cnt[block_id] > 1:
-                ref_cnt[block_id] -= 1
-                self.num_extra_references -= 1
-                continue
+    def release(self, block_ids: list[int], num_full: int = 0) -> None:
+        """Drops one reference from each block of a table, last block first (vLLM 1.2).
+
+        The first `num_full` blocks hold content, under keys or (finished requests that share nothing) findable by
+        nobody: both queue up at the back.
+        """
+        keys, ref_cnt = self._keys, self._ref_cnt
+        keyed = num_full and keys[block_ids[0]] is not None
+        if keyed or self.num_extra_references:
+            self._release_shared(block_ids, num_full)
+            return
+        for block_id in block_ids:
             ref_cnt[block_id] = 0
-            if keys[block_id] is not None:
-                lru[block_id] = None
-            elif self._back:
-                lru[block_id] = None
-                self._num_unhashed_back += 1
+        self._release_empty(block_ids[num_full:] if num_full else block_ids)
+        if num_full:
+            self._free.push_back(block_ids[:num_full], Held.UNFINDABLE)
+
+    def _release_empty(self, block_ids: list[int]) -> None:
+        if not self._back:
+            self._free.push_front(block_ids)
+        elif block_ids:
+            self.num_unhashed_back += len(block_ids)
+            self._free.push_back(list(block_ids), Held.NOTHING)
+
+    def _release_shared(self, block_ids: Sequence[int], num_full: int) -> None:
+        ref_cnt = self._ref_cnt
+        full, empty = [], []
+        for index, block_id in enumerate(block_ids):
+            ref_cnt[block_id] -= 1
+            if ref_cnt[block_id]:
+                self.num_extra_references -= 1
             else:
-                loose.append(block_id)
-        # The released ids become the head as a group, in release order.
-        loose.reverse()
-        self._stack += loose
+                (full if index < num_full else empty).append(block_id)
+        self._release_empty(empty)
+        if full:
+            self._free.push_back(full, Held.FINDABLE)
 
     def commit(self, block_ids: Sequence[int], keys: Sequence[Hashable]) -> None:
         """Makes full blocks findable by content. Equal content in two blocks is kept twice: tables stay append-only."""
@@ -159,10 +172,10 @@ class BlockPool:
             block_keys[block_id] = key
             entry = index.setdefault(key, block_id)
             if entry is not block_id:
-                if type(entry) is int:
+                if isinstance(entry, int):
                     index[key] = {entry: None, block_id: None}
                 else:
-                    entry[block_id] = None  # type: ignore[index]
+                    entry[block_id] = None
         if self.events is not None:
             self.events.extend(Event("stored", b, k) for b, k in zip(block_ids, keys, strict=True))
 
@@ -170,30 +183,24 @@ class BlockPool:
         """Forgets all cached content if no block is in use; else changes nothing and says False."""
         if self.num_free != self.capacity:
             return False
-        for block_id in self._lru:
+        for block_id in self._free.forget_content():
             self._keys[block_id] = None
         self._map.clear()
-        if self._back:
-            self._num_unhashed_back = len(self._lru)
-        else:
-            # The queue keeps its order: what were cached blocks lie behind the unhashed ones.
-            self._stack[:0] = reversed(self._lru)
-            self._lru.clear()
+        self.num_unhashed_back = 0
         return True
 
     def _forget(self, block_ids: Iterable[int]) -> None:
         keys, index = self._keys, self._map
         for block_id in block_ids:
+            self.num_evictions += 1
             key = keys[block_id]
             if key is None:
-                self._num_unhashed_back -= 1
                 continue
             keys[block_id] = None
             entry = index.pop(key)
-            if type(entry) is not int:
-                del entry[block_id]  # type: ignore[union-attr]
-                index[key] = next(iter(entry)) if len(entry) == 1 else entry  # type: ignore[arg-type]
-            self.num_evictions += 1
+            if not isinstance(entry, int):
+                del entry[block_id]
+                index[key] = next(iter(entry)) if len(entry) == 1 else entry
             if self.events is not None:
                 self.events.append(Event("removed", block_id, key))
 
@@ -207,6 +214,7 @@ class BlockPool:
         unreferenced = {b for b in range(1, self.capacity + 1) if self._ref_cnt[b] == 0}
         assert len(queue) == len(set(queue)), f"a block is queued twice: {sorted(queue)}"
         assert set(queue) == unreferenced, f"free queue {sorted(queue)} != unreferenced {sorted(unreferenced)}"
+        assert len(queue) == self.num_free, f"num_free={self.num_free}, the queue holds {len(queue)}"
         assert self._ref_cnt[0] == 0 and self._keys[0] is None, "the null block is in use"
         by_key: dict[Hashable, set[int]] = {}
         for block_id, key in enumerate(self._keys):
@@ -214,10 +222,9 @@ class BlockPool:
                 by_key.setdefault(key, set()).add(block_id)
         mapped = {k: {e} if isinstance(e, int) else set(e) for k, e in self._map.items()}
         assert mapped == by_key, f"map {mapped} != keys of the blocks {by_key}"
-        unhashed = [b for b in self._lru if self._keys[b] is None]
-        wrong = [b for b in self._stack if self._keys[b] is not None] + ([] if self._back else unhashed)
-        assert not wrong, f"blocks on the wrong side of the free queue: {wrong}"
-        counted = self._num_unhashed_back
-        assert len(unhashed) == counted, f"unhashed blocks at the back {unhashed} != counted {counted}"
+        wrong = [b for b in self._free.stack if self._keys[b] is not None]
+        assert not wrong, f"cached blocks in front of the free queue: {wrong}"
+        cached = self.cached_free()
+        assert len(cached) == self.num_cached_free, f"num_cached_free={self.num_cached_free}, queued {cached}"
         extra = sum(count - 1 for count in islice(self._ref_cnt, 1, None) if count)
         assert extra == self.num_extra_references, f"extra references {self.num_extra_references} != counted {extra}"

@@ -18,8 +18,10 @@ _private_ids = itertools.count(1)
 class Content(Protocol):
     """Keys of full blocks, chained: a key stands for the block and everything before it."""
 
+    shares_prompt: bool
+    """Whether blocks of the prompt can equal another request's blocks."""
     shares_outputs: bool
-    """Whether blocks that hold output tokens can equal another request's blocks."""
+    """Whether blocks that hold output tokens can."""
 
     def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
         """Keys of the full blocks `start` to `stop - 1` for blocks of `block_size` tokens."""
@@ -30,6 +32,7 @@ class PrivateContent:
     """Content that equals nothing but itself: a preempted request finds its own blocks again, nobody else does."""
 
     __slots__ = ("_offset",)
+    shares_prompt = False
     shares_outputs = False
 
     def __init__(self) -> None:
@@ -49,6 +52,7 @@ class TokenContent:
     """
 
     __slots__ = ("_block_size", "_chain", "lora", "salt", "tokens")
+    shares_prompt = True
     shares_outputs = True
 
     def __init__(self, tokens: list[int], *, salt: str | None = None, lora: str | None = None) -> None:
@@ -86,6 +90,7 @@ class BlockIdContent:
     """
 
     __slots__ = ("_ids", "_num_tokens", "_private", "_trace_block_size")
+    shares_prompt = True
     shares_outputs = False
 
     def __init__(self, chained_ids: Sequence[int], trace_block_size: int, num_tokens: int) -> None:

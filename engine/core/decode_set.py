@@ -26,7 +26,7 @@ class DecodeSet:
     `schedule()` and `update()`.
     """
 
-    __slots__ = ("buckets", "clock", "members", "period", "sampled", "sum_base")
+    __slots__ = ("buckets", "clock", "members", "num_sharing", "period", "sampled", "sum_base")
 
     def __init__(self, period: int | None = None) -> None:
         self.period = period or 0
@@ -35,6 +35,8 @@ class DecodeSet:
         self.clock = 0
         self.sampled = 0
         self.sum_base = 0
+        self.num_sharing = 0
+        """Members whose outputs can equal another request's tokens."""
 
     @classmethod
     def of(cls, requests: Iterable[Request], period: int | None) -> DecodeSet:
@@ -62,6 +64,7 @@ class DecodeSet:
         request.decoding = self
         self.sum_base += base
         self.members.add(request)
+        self.num_sharing += request.content.shares_outputs
         if self.period:
             bucket = self.buckets[-base % self.period]
             if bucket and bucket[-1].order > request.order:
@@ -73,6 +76,7 @@ class DecodeSet:
         """Writes the derived counts back into the request and lets go of it."""
         base = request.base
         self.members.remove(request)
+        self.num_sharing -= request.content.shares_outputs
         self.sum_base -= base
         if self.period:
             self.buckets[-base % self.period].remove(request)

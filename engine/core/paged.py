@@ -32,6 +32,7 @@ from engine.core.allocator import (
     regions_of,
 )
 from engine.core.block_pool import BlockPool
+from engine.core.request import Status
 
 if TYPE_CHECKING:
     from engine.core.decode_set import DecodeSet
@@ -65,7 +66,7 @@ class PagedAllocator:
         self.watermark_blocks = int(watermark * self.num_blocks)
         self.pool = BlockPool(capacity_blocks, freed_to=freed_to, record_events=record_events)
         self._max_model_len = max_model_len
-        self._one_free_each = one_free_each
+        self.one_free_each = one_free_each
         self._tables: dict[Request, list[int]] = {}
 
     # questions ----------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class PagedAllocator:
 
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
-        free = self.pool.num_free - self._one_free_each
+        free = self.pool.num_free - self.one_free_each
         if watch is not None:
             limit = min(limit, self._steps_before_commit(requests, watch, limit))
         size, members = self.block_size, len(requests)
@@ -170,7 +171,7 @@ class PagedAllocator:
         needed, free = sum(needs), pool.num_free
         if needed > free:
             return Refusal(Reason.NO_FREE_BLOCKS, needed, free)
-        if self._one_free_each and free < len(requests) and self._shares_pool(tables):
+        if self.one_free_each and free < len(requests) and self._shares_pool(tables):
             return Refusal(Reason.NO_FREE_BLOCKS, len(requests), free)
         new_blocks = [pool.take(need) for need in needs]
         for table, blocks in zip(tables, new_blocks, strict=True):
@@ -185,32 +186,46 @@ class PagedAllocator:
         return self.capacity_blocks - self.pool.num_free > sum(map(len, tables))
 
     def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
-        """Takes one block a crossing, in (step, running order), and commits what fills."""
+        """Takes one block a crossing, in (step, running order), and commits what fills.
+
+        Blocks that only their owner could ever look up are committed when it lets go of them: until then nobody can
+        tell the difference.
+        """
+        buckets, period, clock = requests.buckets, requests.period, requests.clock
+        if num_steps == 1:
+            growing = buckets[clock % period]
+        else:
+            growing = [r for step in range(clock, clock + num_steps) for r in buckets[step % period]]
         taken: list[int] = []
-        for step in range(num_steps):
-            growing = requests.growing(step)
-            if growing:
-                blocks = self.pool.take(len(growing))
-                for request, block_id in zip(growing, blocks, strict=True):
-                    request.blocks.append(block_id)  # type: ignore[union-attr]
-                taken += blocks
-            if self.enable_caching:
+        if growing:
+            taken = self.pool.take(len(growing))
+            for request, block_id in zip(growing, taken, strict=True):
+                request.blocks.append(block_id)  # type: ignore[union-attr]
+        if self.enable_caching and (requests.num_sharing or self.pool.events is not None):
+            for step in range(num_steps):
                 self._commit_filling(requests, step)
         return Grant((taken,))
 
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
         for request in requests.filling(size, step):
-            done = request.num_hashed
-            request.num_hashed = done + 1
-            blocks = request.blocks
-            self.pool.commit(blocks[done : done + 1], request.content.keys(done, done + 1, size))  # type: ignore[index]
+            full = (request.num_computed_tokens + step + 1) // size
+            self._commit(request, request.blocks, full)  # type: ignore[arg-type]
 
     def _commit(self, request: Request, table: Sequence[int], num_full: int) -> None:
+        """Makes blocks findable as they are scheduled to fill; private ones only count, until they are let go of."""
         done = request.num_hashed
         if num_full > done:
-            self.pool.commit(table[done:num_full], request.content.keys(done, num_full, self.block_size))
             request.num_hashed = num_full
+            if request.content.shares_prompt or self.pool.events is not None:
+                self.pool.commit(table[done:num_full], request.content.keys(done, num_full, self.block_size))
+
+    def _commit_private(self, request: Request, table: Sequence[int], num_full: int) -> None:
+        """A request that lets go of its blocks without having finished may come back for them."""
+        pool = self.pool
+        done = next((i for i in range(num_full) if not pool.is_cached(table[i])), num_full)
+        if done < num_full:
+            pool.commit(table[done:num_full], request.content.keys(done, num_full, self.block_size))
 
     def settle(self, grant: Grant) -> None:
         """Nothing to do: whole-block sharing copies nothing."""
@@ -218,7 +233,12 @@ class PagedAllocator:
     def free(self, request: Request) -> None:
         """Releases the table, last block first; cached blocks stay findable until they are taken."""
         table = self._table(request)
-        self.pool.release(table)
+        num_full = 0
+        if self.enable_caching:
+            num_full = max(request.num_hashed, request.num_computed_tokens // self.block_size)
+            if request.status is not Status.FINISHED or self.pool.events is not None:
+                self._commit_private(request, table, num_full)
+        self.pool.release(table, num_full)
         del self._tables[request]
         request.blocks = None
         request.num_hashed = 0
@@ -259,9 +279,7 @@ class PagedAllocator:
         """Owners by address; blocks of several tables are SHARED."""
         owner = np.full(self.num_blocks, FREE, dtype=np.int64)
         owner[0] = NULL
-        for block_id in self.pool.free_queue():
-            if self.pool.is_cached(block_id):
-                owner[block_id] = CACHED
+        owner[self.pool.cached_free()] = CACHED
         for request, table in self._tables.items():
             owner[table] = request.row
         for table in self._tables.values():

@@ -133,30 +133,46 @@ class Scheduler:
         return Chunk(request, context, count, request.computed == request.known)
 
     def _serve_running(self, step: _Step) -> None:
-        if self._decodes_fit_in_bulk(step):
-            self.allocator.advance(self.decodes, 1)
-            step.all_decodes = True
-            step.budget -= len(self.decodes)
-            order: Iterable[Request] = list(self._catching_up)
+        decodes, late = self.decodes, self._catching_up
+        if not self._decodes_come_first(step):
+            left = [request for request in list(self.running) if not self._serve(step, request)]
+        elif not decodes or self.allocator.free_run(decodes, 1):
+            self.allocator.advance(decodes, 1)
+            step.budget -= len(decodes)
+            left = [request for request in list(late) if not self._serve(step, request)]
         else:
-            order = list(self.running)
-        late = [request for request in order if not self._serve(step, request)]
-        for request in late:
+            left = self._serve_short_of_memory(step)
+        for request in left:
             if request.decoding is not None:  # no budget left: it owes its token until a later step
-                self.decodes.remove(request)
-                insort(self._catching_up, request, key=_order)
+                decodes.remove(request)
+                insort(late, request, key=_order)
 
-    def _decodes_fit_in_bulk(self, step: _Step) -> bool:
-        """Whether every decoding request surely gets its token, whatever order the running list is served in."""
+    def _decodes_come_first(self, step: _Step) -> bool:
+        """Whether every decoding request gets its token before anything else is served, memory permitting."""
         decodes, late = self.decodes, self._catching_up
         if self.allocator.growth_tokens is None or len(decodes) > step.budget:
             return False
-        if late and late[0].order < next(reversed(self.running)).order:
-            # Requests that catch up in front of decoding ones take budget and blocks before them.
-            tail = {id(r) for r in islice(reversed(self.running), len(late))}
-            if any(id(r) not in tail for r in late):
-                return False
-        return not decodes or self.allocator.free_run(decodes, 1) > 0
+        return not late or self._come_last(late)
+
+    def _serve_short_of_memory(self, step: _Step) -> list[Request]:
+        """Only requests that need a block can be refused; the others' tokens fit in what they hold."""
+        late = list(self._catching_up)
+        order = list(self.decodes.growing()) if self.allocator.growth_tokens else []
+        if getattr(self.allocator, "one_free_each", False):
+            order = list(self.decodes)
+        budget = step.budget
+        for request in order:
+            self._serve(step, request)
+        step.budget = budget - len(self.decodes)
+        return [request for request in late if not self._serve(step, request)]
+
+    def _come_last(self, late: list[Request]) -> bool:
+        """Whether those who catch up are the last to be served, and the first to be preempted: in front of decoding
+        requests they would take budget and blocks before them; by priority a decoding one may be the victim."""
+        if self.config.policy == "priority":
+            return False
+        tail = {id(request) for request in islice(reversed(self.running), len(late))}
+        return all(id(request) in tail for request in late)
 
     def _serve(self, step: _Step, request: Request) -> bool:
         """Gives one running request its tokens, preempting others (or itself) for memory; False if no budget."""
@@ -197,8 +213,6 @@ class Scheduler:
 
     def _preempt(self, step: _Step, victim: Request) -> None:
         """Takes all memory back; the victim's whole sequence will be recomputed."""
-        if step.all_decodes and victim.decoding is not None:
-            step.budget += 1
         step.budget += step.decodes.pop(victim, 0) + step.chunks.pop(victim, 0)
         step.moves.pop(victim, None)
         step.preempted.append(Preemption(victim, victim.num_computed_tokens))
@@ -290,19 +304,18 @@ class Scheduler:
                 self._joined.append(request)
         finished = sorted(result.stopped, key=_order)
         for request in finished:
-            self._leave(request)
             request.status = Status.FINISHED
+            self._leave(request)
         return finished
 
 
 class _Step:
     """What one call of `schedule()` gathers."""
 
-    __slots__ = ("admitted", "all_decodes", "budget", "chunks", "decodes", "grants", "moves", "preempted")
+    __slots__ = ("admitted", "budget", "chunks", "decodes", "grants", "moves", "preempted")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.all_decodes = False
         self.decodes: dict[Request, int] = {}
         self.chunks: dict[Request, int] = {}
         self.moves: dict[Request, Grant] = {}

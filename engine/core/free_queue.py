@@ -1,0 +1,130 @@
+"""vLLM's free queue, id by id, with bulk operations.
+
+One list that serves from the head. Blocks without content return to the front: a stack (top = head). Blocks that hold
+cached content return to the back: a queue of segments, one a release, so that a request's blocks come and go with a
+slice. A hit takes a block out of the middle: its segment remembers that it is gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+
+
+class Held(IntEnum):
+    """What the blocks of one segment hold."""
+
+    NOTHING = 0
+    """No content: only where freed blocks queue up at the back."""
+    UNFINDABLE = 1
+    """Content that nobody can ask for again: its request has finished and shares nothing."""
+    FINDABLE = 2
+    """Content under keys, at least in part."""
+
+
+class Segment:
+    """Blocks that one release put at the back; the last of the list is the next to be handed out."""
+
+    __slots__ = ("blocks", "gone", "held")
+
+    def __init__(self, blocks: list[int], held: Held) -> None:
+        self.blocks = blocks
+        self.held = held
+        self.gone: set[int] = set()
+        """Blocks that a hit took out; they stay in the list until their turn comes."""
+
+    def queue(self) -> list[int]:
+        """Blocks still queued, in the order in which they will be handed out."""
+        return [b for b in reversed(self.blocks) if b not in self.gone]
+
+
+class FreeQueue:
+    """Free blocks: a stack in front of a queue of segments."""
+
+    __slots__ = ("_home", "_segments", "num_at_back", "stack")
+
+    def __init__(self, capacity: int) -> None:
+        self.stack = list(range(capacity, 0, -1))
+        """Blocks without content; the last is the head of the whole queue."""
+        self._segments: deque[Segment] = deque()
+        self._home: dict[int, Segment] = {}
+        """Segment of each findable block, for hits."""
+        self.num_at_back = 0
+
+    def __len__(self) -> int:
+        return len(self.stack) + self.num_at_back
+
+    def order(self) -> list[int]:
+        """All ids, head first; O(free), for tests."""
+        return self.stack[::-1] + [b for segment in self._segments for b in segment.queue()]
+
+    def back(self) -> list[Segment]:
+        """The segments, next to go first."""
+        return list(self._segments)
+
+    def push_front(self, blocks: Sequence[int]) -> None:
+        """Blocks without content, in the order of the table: as a group they become the head, last block first."""
+        self.stack += blocks
+
+    def push_back(self, blocks: list[int], held: Held) -> None:
+        """Blocks in the order of the table: as a group they become the tail, last block first."""
+        segment = Segment(blocks, held)
+        self._segments.append(segment)
+        self.num_at_back += len(blocks)
+        if held is Held.FINDABLE:
+            for block_id in blocks:
+                self._home[block_id] = segment
+
+    def take_out(self, block_id: int) -> None:
+        """A hit takes a findable block from wherever it is."""
+        self._home.pop(block_id).gone.add(block_id)
+        self.num_at_back -= 1
+
+    def pop_front(self, count: int) -> list[int]:
+        """Up to `count` blocks of the stack."""
+        stack = self.stack
+        if not count or not stack:
+            return []
+        taken = stack[: -count - 1 : -1]
+        del stack[-count:]
+        return taken
+
+    def pop_back(self, count: int) -> list[tuple[list[int], Held]]:
+        """`count` blocks of the segments, grouped by what they held."""
+        groups = []
+        self.num_at_back -= count
+        while count:
+            segment = self._segments[0]
+            blocks = segment.blocks
+            if segment.gone or segment.held is Held.FINDABLE:
+                taken = self._pick(segment, count)
+            else:
+                taken = blocks[: -count - 1 : -1]
+                del blocks[-count:]
+            if not blocks:
+                self._segments.popleft()
+            count -= len(taken)
+            groups.append((taken, segment.held))
+        return groups
+
+    def _pick(self, segment: Segment, count: int) -> list[int]:
+        blocks, gone, home = segment.blocks, segment.gone, self._home
+        taken: list[int] = []
+        while blocks and len(taken) < count:
+            block_id = blocks.pop()
+            if block_id in gone:
+                gone.remove(block_id)
+            else:
+                home.pop(block_id, None)
+                taken.append(block_id)
+        return taken
+
+    def forget_content(self) -> list[int]:
+        """All content is given up: the queue keeps its order, now as one stack. The blocks that held something."""
+        held = [b for segment in self._segments for b in segment.queue()]
+        self._segments.clear()
+        self._home.clear()
+        self.num_at_back = 0
+        self.stack[:0] = reversed(held)
+        return held
