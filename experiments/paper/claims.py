@@ -1,0 +1,102 @@
+"""A claim, what was measured for it, and the verdict.
+
+Only a claim that was measured and lies within its tolerance passes. A number that something here was fitted to is
+`calibrated`, not passed, while the fit holds; one whose code does not exist is `not yet`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verdict = Literal["pass", "miss", "calibrated", "not yet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A published number and how close is close enough."""
+
+    id: str
+    """`experiment/subject/quantity`."""
+    metric: str
+    """What the number is, in words."""
+    expected: float | None
+    """None where no single number is published; only claims that are not measured may have none."""
+    unit: str = ""
+    tolerance: float = 0.0
+    """Largest |got - expected| that passes, in `unit`."""
+    source: str = ""
+    """Where the number stands."""
+    confidence: str = "A"
+    """A read in the primary text, B quoted by a secondary text, C from memory, R recomputed from the public artifact or
+    by hand."""
+    deviations: tuple[str, ...] = ()
+    """Keys of `DEVIATIONS`."""
+    note: str = ""
+    fitted: bool = False
+    """Whether a constant of ours was fitted to this very number, so that meeting it proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A claim beside what came out."""
+
+    claim: Claim
+    got: float | None
+    """Mean over seeds; None if nothing measures it yet."""
+    sd: float | None = None
+    """Sample standard deviation over seeds; None for a single value."""
+    num_seeds: int = 0
+    """0: no randomness."""
+    note: str = ""
+    """What belongs to this measurement, such as the time-weighted value."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Judged without rounding; a bound is met when it is reached, up to the error of a float."""
+        claim = self.claim
+        if self.got is None or claim.expected is None:
+            return "not yet"
+        slack = 1e-9 * max(1.0, abs(claim.expected))
+        if not abs(self.got - claim.expected) <= claim.tolerance + slack:
+            return "miss"
+        return "calibrated" if claim.fitted else "pass"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `pass` is None for claims that are neither passed nor missed."""
+        claim, verdict = self.claim, self.verdict
+        return {
+            "id": claim.id,
+            "metric": claim.metric,
+            "expected": claim.expected,
+            "got": self.got,
+            "sd": self.sd,
+            "tolerance": claim.tolerance if claim.expected is not None else None,
+            "pass": {"pass": True, "miss": False}.get(verdict),
+            "verdict": verdict,
+            "unit": claim.unit,
+            "num_seeds": self.num_seeds,
+            "source": claim.source,
+            "confidence": claim.confidence,
+            "deviations": list(claim.deviations),
+            "note": "; ".join(text for text in (claim.note, self.note) if text),
+        }
+
+
+def exact(claim: Claim, got: float, note: str = "") -> Result:
+    """A value without randomness."""
+    return Result(claim, got, note=note)
+
+
+def over_seeds(claim: Claim, values: Sequence[float], note: str = "") -> Result:
+    """Mean and sample standard deviation of one value a seed."""
+    mean = math.fsum(values) / len(values)
+    return Result(claim, mean, statistics.stdev(values) if len(values) > 1 else None, len(values), note)
+
+
+def not_yet(claim: Claim) -> Result:
+    """A claim that nothing here measures."""
+    return Result(claim, None)

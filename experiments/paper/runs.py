@@ -1,0 +1,159 @@
+"""The paper's simulated runs: what each measures, done once each, in one process or in several.
+
+All runs use the artifact's rules (preset `sosp23`) and the step model of OPT-13B. Each gives both accountings, as means
+over iterations (`iter_...`) and over time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.registry import PoolConfig
+from engine.core.scheduler import SchedulerConfig
+from experiments.presets import PRESETS
+from sim import metrics
+from sim.cost import PAPER_13B
+from sim.cost_executor import CostExecutor
+from sim.simulate import RunSpec, simulate
+from workloads import named_trace
+
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+Lengths = Mapping[str, Pairs]
+Measured = dict[str, float]
+
+NUM_BLOCKS: Final = 984
+BLOCK_SIZE: Final = 16
+MAX_MODEL_LEN: Final = 2048
+WINDOWS_S: Final = {"paper-fig2": (300.0, 900.0), "paper-fig13a": (600.0, 3600.0)}
+"""Half-open windows of the means; a run is cut where its window ends."""
+ORCAS: Final = ("orca-max", "orca-pow2", "orca-oracle")
+SYSTEMS: Final = (*ORCAS, "paged")
+NUM_SEEDS: Final = 10
+NUM_QUICK_SEEDS: Final = 3
+
+
+class RunKey(NamedTuple):
+    """One run."""
+
+    workload: str
+    allocator: str
+    seed: int
+    num_blocks: int = NUM_BLOCKS
+    block_size: int = BLOCK_SIZE
+
+
+def spec_of(key: RunKey) -> RunSpec:
+    """The artifact's rules for that pool."""
+    preset, window = PRESETS["sosp23"], WINDOWS_S[key.workload]
+    pool = PoolConfig(
+        key.num_blocks,
+        key.block_size,
+        MAX_MODEL_LEN,
+        enable_caching=preset.enable_caching,
+        watermark=preset.watermark,
+        freed_to=preset.freed_to,
+        one_free_each=preset.one_free_each,
+    )
+    limits = SchedulerConfig(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=preset.max_num_seqs,
+        max_num_batched_tokens=preset.max_num_batched_tokens,
+        chunked_prefill=preset.chunked_prefill,
+        full_sequence_gate=preset.full_sequence_gate,
+    )
+    return RunSpec(
+        key.allocator,
+        pool,
+        limits,
+        final_token_has_slot=preset.final_token_has_slot,
+        window_s=window,
+        end_s=window[1],
+    )
+
+
+def run(key: RunKey, lengths: Lengths) -> Measured:
+    """Simulates one run. AssertionError if its numbers contradict each other."""
+    trace = named_trace(key.workload, seed=key.seed, lengths=dict(lengths))
+    done = simulate(spec_of(key), trace, CostExecutor(PAPER_13B))
+    broken = [check for check in done.checks if not check.holds]
+    assert not broken, f"{key}: {broken}"
+    row = done.integrals_between(done.window.start, done.window.stop)
+    slots = done.capacity_slots
+    strict = {f"iter_{k}": v for k, v in metrics.memory(row, slots, per_step=True).items()}
+    values = {**done.summary, **strict}
+    return {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
+
+
+@dataclass
+class Lab:
+    """How much is run, on which lengths, and what has been measured so far."""
+
+    lengths: Lengths = field(default_factory=dict)
+    """Real (prompt, output) tokens in file order, by set; a set that is missing is replaced by its stand-in."""
+    num_seeds: int = NUM_SEEDS
+    quick: bool = False
+    jobs: int = 1
+    _done: dict[RunKey, Measured] = field(default_factory=dict)
+
+    def is_real(self, name: str) -> bool:
+        """Whether the lengths of that set were given."""
+        return name in self.lengths
+
+    @property
+    def has_few_seeds(self) -> bool:
+        """Whether means over seeds are too noisy for the tolerances of ten."""
+        return self.num_seeds < NUM_SEEDS
+
+    def deviations(self, name: str) -> tuple[str, ...]:
+        """Those that follow from the lengths of that set and from the number of seeds."""
+        return (() if self.is_real(name) else ("stand-in",)) + (("quick",) if self.quick else ())
+
+    def keys(
+        self, workload: str, allocator: str, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE
+    ) -> list[RunKey]:
+        """One run a seed."""
+        return [RunKey(workload, allocator, seed, num_blocks, block_size) for seed in range(self.num_seeds)]
+
+    def measure(self, keys: Sequence[RunKey], progress: Callable[[int, int], None] | None = None) -> list[Measured]:
+        """The measurements of these runs, in their order; each run happens once in a lab's life."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._done]
+        for count, (key, measured) in enumerate(zip(missing, self._run(missing), strict=True), 1):
+            self._done[key] = measured
+            if progress:
+                progress(count, len(missing))
+        return [self._done[key] for key in keys]
+
+    def values(self, keys: Sequence[RunKey], name: str, scale: float = 1.0) -> list[float]:
+        """One measured quantity, a value a run."""
+        return [measured[name] * scale for measured in self.measure(keys)]
+
+    def _run(self, keys: Sequence[RunKey]) -> Iterable[Measured]:
+        if self.jobs <= 1 or len(keys) <= 1:
+            for key in keys:
+                yield run(key, self.lengths)
+            return
+        # Spawned, not forked: the parent may have threads (progress bars, BLAS).
+        context = multiprocessing.get_context("spawn")
+        workers = min(self.jobs, len(keys))
+        with ProcessPoolExecutor(workers, context, _remember, (dict(self.lengths),)) as pool:
+            yield from pool.map(_run_here, keys)
+
+
+_worker_lengths: Lengths = {}
+
+
+def _remember(lengths: Lengths) -> None:
+    """Once a worker process: the lengths are large, the keys small."""
+    global _worker_lengths
+    _worker_lengths = lengths
+
+
+def _run_here(key: RunKey) -> Measured:
+    return run(key, _worker_lengths)

@@ -1,0 +1,155 @@
+"""`pagelab reproduce`: measures the claims of the named experiments, prints them beside the paper, and judges."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from engine.core.suggestion import unknown_name
+from experiments.paper import later, show
+from experiments.paper.block_size import BLOCK_SIZE
+from experiments.paper.chapter import CHAPTER
+from experiments.paper.claims import Result
+from experiments.paper.deviations import DEVIATIONS
+from experiments.paper.experiment import Experiment, Table
+from experiments.paper.fig2 import FIG2
+from experiments.paper.fig11 import FIG11
+from experiments.paper.fig13a import FIG13A
+from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
+from experiments.paper.table1 import TABLE1
+from sim.metrics import strict_json
+from workloads import load_trace
+
+OK, BAD_USAGE, NOTHING_MEASURED, MISSED = 0, 2, 3, 4
+EXPERIMENTS: Final[dict[str, Experiment]] = {
+    experiment.name: experiment for experiment in (FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER)
+}
+NAMES: Final = (*EXPERIMENTS, *later.LATER)
+LENGTH_SETS: Final = ("sharegpt", "alpaca")
+SCHEMA_VERSION: Final = 1
+
+
+class Section(NamedTuple):
+    """One experiment's outcome."""
+
+    name: str
+    title: str
+    results: Sequence[Result]
+    tables: Sequence[Table] = ()
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    quick: bool = False,
+    lengths: dict[str, Path] | None = None,
+    as_json: bool = False,
+    seeds: int | None = None,
+    jobs: int = 1,
+) -> int:
+    """Exit code: 0 nothing missed, 2 bad usage, 3 only names that are not measured yet, 4 a miss.
+
+    No name, or `all`, means everything. `seeds` is their number (10, or 3 with `quick`). Tables, or exactly one JSON
+    object, go to standard output, everything else to standard error.
+    """
+    try:
+        chosen = _chosen(names)
+        lab = _lab(quick, lengths or {}, seeds, jobs)
+    except (OSError, ValueError) as error:
+        _say(f"pagelab reproduce: {error}")
+        return BAD_USAGE
+    sections = measure(chosen, lab)
+    results = [result for section in sections for result in section.results]
+    if as_json:
+        print(json.dumps(strict_json(document(sections, lab)), allow_nan=False, ensure_ascii=False, indent=1))
+    else:
+        _print(sections, results)
+    code = exit_code(results)
+    if code == NOTHING_MEASURED:
+        _say(f"nothing was measured: no code yet for {', '.join(chosen)}")
+    return code
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """A miss decides; claims that were all `not yet` are no success either."""
+    verdicts = {result.verdict for result in results}
+    if "miss" in verdicts:
+        return MISSED
+    return NOTHING_MEASURED if verdicts <= {"not yet"} else OK
+
+
+def measure(chosen: Sequence[str], lab: Lab) -> list[Section]:
+    """All runs first, so that they share processes; then the verdicts, name by name."""
+    wanted = [EXPERIMENTS[name] for name in chosen if name in EXPERIMENTS]
+    keys = list(dict.fromkeys(key for experiment in wanted for key in experiment.runs(lab)))
+    if keys:
+        _say(f"{len(keys)} simulated runs, {lab.num_seeds} seeds")
+    lab.measure(keys, _progress)
+    sections = [Section(e.name, e.title, e.judge(lab), e.tables(lab)) for e in wanted]
+    return sections + [Section(name, f"{name}: not yet", later.results(name)) for name in chosen if name in later.LATER]
+
+
+def document(sections: Sequence[Section], lab: Lab) -> dict[str, Any]:
+    """The JSON object."""
+    results = [result for section in sections for result in section.results]
+    used = show.numbers_of(results)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "quick": lab.quick,
+        "num_seeds": lab.num_seeds,
+        "lengths": {name: "given" if lab.is_real(name) else "stand-in" for name in LENGTH_SETS},
+        "claims": [result.to_dict() for result in results],
+        "deviations": {key: DEVIATIONS[key] for key in used},
+        "tables": [table.to_dict() for section in sections for table in section.tables],
+    }
+
+
+def _print(sections: Sequence[Section], results: Sequence[Result]) -> None:
+    out, footnotes = show.console(), show.numbers_of(results)
+    pending = [section for section in sections if section.name in later.LATER]
+    for section in sections:
+        if section not in pending:
+            show.show_claims(out, section.title, section.results, footnotes)
+            for table in section.tables:
+                show.show_table(out, table)
+    if pending:
+        show.show_claims(out, "Not yet", [r for section in pending for r in section.results], footnotes)
+    show.show_deviations(out, footnotes)
+    out.print(show.tally(results))
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    for name in names:
+        if name != "all" and name not in NAMES:
+            raise unknown_name("experiment", name, (*NAMES, "all"))
+    if not names or "all" in names:
+        return list(NAMES)
+    return list(dict.fromkeys(names))
+
+
+def _lab(quick: bool, files: dict[str, Path], seeds: int | None, jobs: int) -> Lab:
+    num_seeds = seeds if seeds is not None else NUM_QUICK_SEEDS if quick else NUM_SEEDS
+    if num_seeds < 1 or jobs < 1:
+        raise ValueError(f"need at least one seed and one job, got seeds={num_seeds}, jobs={jobs}")
+    return Lab({name: _read(name, path) for name, path in files.items()}, num_seeds, quick, jobs)
+
+
+def _read(name: str, path: Path) -> Pairs:
+    """Prompt and output tokens in file order; what was noticed on the way goes to standard error."""
+    if name not in LENGTH_SETS:
+        raise unknown_name("length set", name, LENGTH_SETS)
+    loaded = load_trace(path)
+    _say(f"{name}: {len(loaded.trace):,} lengths from {path}")
+    return loaded.trace.num_prompt_tokens, loaded.trace.num_output_tokens
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty() or done == total or done % 10 == 0:
+        _say(f"  {done}/{total} runs")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
