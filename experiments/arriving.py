@@ -1,0 +1,131 @@
+"""The trace of a configuration: read or generated, cut, stretched, with what was noticed on the way."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.exits import UsageError
+
+if TYPE_CHECKING:
+    from experiments.settings import Workload
+    from workloads import Trace
+
+LENGTH_COLUMNS = ("input_len", "output_len")
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """One trace a seed, and where it comes from."""
+
+    traces: Mapping[int, Trace]
+    provenance: dict[str, Any]
+    """For the manifest and the JSON object: name, hash, format, file name and the file's own hash."""
+    notes: list[str] = field(default_factory=list)
+
+
+def arrive(workload: Workload, seed: int, num_runs: int) -> Arriving:
+    """Reads or generates; ValueError where the workload cannot be had as asked."""
+    if workload.trace is not None:
+        return _from_file(workload, seed, num_runs)
+    from workloads import named_trace
+
+    assert workload.name is not None
+    lengths = {name: read_lengths(Path(path)) for name, path in workload.lengths.items()}
+    unknown = sorted(lengths.keys() - {"sharegpt", "alpaca"})
+    if unknown:
+        raise UsageError(f"lengths: unknown name {unknown[0]!r}; known are sharegpt, alpaca")
+    drawn = {
+        one: named_trace(workload.name, one, lengths or None, rate_per_s=workload.request_rate)
+        for one in range(seed, seed + num_runs)
+    }
+    traces = {one: _shaped(trace, workload, stretch=False) for one, trace in drawn.items()}
+    first = traces[seed]
+    provenance = _provenance(first, {f"{name}_sha256": file_sha256(Path(p)) for name, p in workload.lengths.items()})
+    if num_runs > 1:
+        provenance["sha256_by_seed"] = {str(one): trace.sha256() for one, trace in traces.items()}
+    return Arriving(traces, provenance)
+
+
+def given(trace: Trace, seed: int) -> Arriving:
+    """A trace that is already there."""
+    return Arriving({seed: trace}, _provenance(trace, {}))
+
+
+def _from_file(workload: Workload, seed: int, num_runs: int) -> Arriving:
+    from workloads import load_trace
+
+    if num_runs > 1:
+        raise UsageError(
+            f"num_runs={num_runs} repeats a seeded workload; a trace file has no seed: every repeat would be the same"
+        )
+    assert workload.trace is not None
+    path = Path(workload.trace)
+    loaded = load_trace(path, workload.trace_format, on_bad_row=workload.on_bad_row)
+    trace = _shaped(loaded.trace, workload, stretch=True)
+    extra = {
+        "file": path.name,
+        "file_sha256": file_sha256(path),
+        "num_read": loaded.num_read,
+        "dropped": loaded.dropped,
+    }
+    return Arriving({seed: trace}, _provenance(trace, extra), [*loaded.notes])
+
+
+def _provenance(trace: Trace, extra: Mapping[str, Any]) -> dict[str, Any]:
+    from workloads import describe
+
+    wanted = ("num_failed", "span_s", "rate_per_s", "iat_cv", "prompt_mean", "output_mean", "best_prefix_hit_frac")
+    known = describe(trace)
+    return {
+        "name": trace.name,
+        "sha256": trace.sha256(),
+        "num_requests": len(trace),
+        **{key: known[key] for key in wanted},
+        "block_size": trace.block_size,
+        "source": dict(trace.source),
+        **extra,
+    }
+
+
+def _shaped(trace: Trace, workload: Workload, *, stretch: bool) -> Trace:
+    """The first requests, at the rate asked for, in scaled time."""
+    if workload.num_requests is not None and workload.num_requests < len(trace):
+        trace = trace.slice(0, workload.num_requests)
+    if stretch and workload.request_rate is not None:
+        if len(trace) < 2 or not int(trace.arrival_ns[-1] - trace.arrival_ns[0]):
+            raise UsageError("request_rate: the trace's arrivals have no span that could be stretched to a rate")
+        trace = trace.with_rate(workload.request_rate)
+    return trace if workload.time_scale is None else trace.scale_time(workload.time_scale)
+
+
+def file_sha256(path: Path) -> str:
+    """Of the bytes on disk."""
+    import hashlib
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_lengths(path: Path) -> tuple[Any, Any]:
+    """Prompt and output tokens of a CSV (gzip or not) with columns input_len and output_len, in file order."""
+    import numpy as np
+
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if not set(LENGTH_COLUMNS) <= set(reader.fieldnames or ()):
+            raise UsageError(
+                f"{path}:1: a length list needs columns {', '.join(LENGTH_COLUMNS)}, got {reader.fieldnames}"
+            )
+        rows = []
+        for row in reader:
+            try:
+                rows.append((int(row["input_len"]), int(row["output_len"])))
+            except (TypeError, ValueError):
+                raise UsageError(f"{path}:{reader.line_num}: not two integers: {row}") from None
+    table = np.asarray(rows, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]

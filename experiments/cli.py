@@ -1,0 +1,253 @@
+"""The command line `pagelab`: verbs, errors and exit codes. Heavy packages are imported inside the verbs.
+
+0 ok · 1 internal error · 2 usage or configuration · 3 failed cells · 4 validation failed · 5 comparison failed ·
+6 no device · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from experiments import exits
+from experiments.flags import Flags, OutputFlags
+
+Json = Annotated[bool, Parameter(help="One strict JSON object on stdout.", negative=())]
+Argv = Annotated[tuple[str, ...], Parameter(parse=False)]
+
+
+def _version() -> str:
+    try:
+        return metadata.version("pagelab")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+app = App(
+    name="pagelab",
+    help="A research testbed for KV-cache memory in LLM serving: what do paged and contiguous allocators waste?",
+    version=_version,
+    result_action="return_value",
+)
+trace_app = App(name="trace", help="Look at, convert, make and check request traces.", result_action="return_value")
+app.command(trace_app)
+
+
+@app.command
+def compare(*, flags: Flags = Flags(), out: OutputFlags = OutputFlags(), argv: Argv = ()) -> int:  # noqa: B008
+    """Replay one trace against several allocators and block sizes, at equal capacity: the main job.
+
+    Without arguments: the paper's Figure 2 workload on its stand-in, and a sweep of the block size.
+    """
+    from experiments.compare import run_verb
+
+    return run_verb("compare", flags, out, argv)
+
+
+@app.command
+def run(*, flags: Flags = Flags(), out: OutputFlags = OutputFlags(), argv: Argv = ()) -> int:  # noqa: B008
+    """Replay one trace against one allocator [paged, block size 16]."""
+    from experiments.compare import run_verb
+
+    return run_verb("run", flags, out, argv)
+
+
+@app.command
+def report(folder: Path, *, json: Json = False) -> int:
+    """Write report.html and its figures from stored results."""
+    from experiments.views import report_verb
+
+    return report_verb(folder, as_json=json)
+
+
+@app.command
+def plot(
+    folder: Path,
+    *,
+    var_x: str = "block_size",
+    var_y: str = "kv_live_frac",
+    curve_by: str = "allocator",
+    output: Annotated[Path | None, Parameter(name=("-o", "--output"))] = None,
+    json: Json = False,
+) -> int:
+    """Draw any column of summary.csv over any other, from stored results.
+
+    Parameters
+    ----------
+    output: Picture to write [figures/VAR_Y-by-VAR_X.png in the folder]; its suffix decides the format.
+    """
+    from experiments.views import plot_verb
+
+    return plot_verb(folder, var_x, var_y, curve_by, output, as_json=json)
+
+
+@app.command(name="map")
+def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: int = 64) -> int:
+    """Show who holds which block: the memory map of stored runs.
+
+    Parameters
+    ----------
+    at: Simulated second [the middle of the run].
+    cell: Only cells whose name begins so.
+    """
+    from experiments.views import map_verb
+
+    return map_verb(folder, at, cell, width)
+
+
+@app.command
+def capacity(*, flags: Flags = Flags(), rule: str = "default", json: Json = False) -> int:  # noqa: B008
+    """How many KV blocks fit on a GPU, with every term of the computation.
+
+    Parameters
+    ----------
+    rule: default, chapter (three readings of GB) or sosp23.
+    """
+    from experiments.capacity_verb import capacity_verb
+
+    return capacity_verb(flags, rule, as_json=json)
+
+
+@app.command
+def validate(target: Path, *, json: Json = False) -> int:
+    """Check stored results (hashes, row counts, checks), or a configuration file."""
+    from experiments.validate import validate_verb
+
+    return validate_verb(target, as_json=json)
+
+
+@app.command(name="check-allocator")
+def check_allocator(name: str, *, seeds: int = 20, actions: int = 60, json: Json = False) -> int:
+    """Run the allocator contract on an allocator: a name, or package.module:Class.
+
+    Parameters
+    ----------
+    seeds: Random runs for each shape of the pool.
+    actions: Actions in a run.
+    """
+    from experiments.check_allocator import check_verb
+
+    return check_verb(name, seeds, actions, as_json=json)
+
+
+@app.command
+def reproduce(
+    *names: str,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    lengths: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    json: Json = False,
+) -> int:
+    """Redo the paper's claims and print expected against got [all].
+
+    Parameters
+    ----------
+    quick: Fewer seeds and wider tolerances.
+    lengths: sharegpt=FILE, alpaca=FILE: real length lists in place of the stand-ins.
+    """
+    from experiments.flags import pairs_of
+    from experiments.paper.verb import reproduce as verb
+
+    paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
+    return verb(list(names), quick=quick, lengths=paths, as_json=json)
+
+
+@trace_app.command
+def inspect(file: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", json: Json = False) -> int:
+    """What a trace is like: rate, burstiness, lengths, prefix hits."""
+    from experiments.trace_verbs import inspect_verb
+
+    return inspect_verb(file, trace_format, on_bad_row, as_json=json)
+
+
+@trace_app.command
+def convert(
+    source: Path, target: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", overwrite: bool = False
+) -> int:
+    """Write a trace in pagelab's own format, by the suffix of TARGET."""
+    from experiments.trace_verbs import convert_verb
+
+    return convert_verb(source, target, trace_format, on_bad_row, overwrite=overwrite)
+
+
+@trace_app.command
+def synth(
+    target: Path,
+    *,
+    arrivals: str = "poisson",
+    lengths: str = "sharegpt",
+    num_requests: Annotated[int, Parameter(name=("-n", "--num-requests"))] = 1000,
+    request_rate: float = 4.0,
+    cv: float = 2.0,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> int:
+    """Make a synthetic trace; the same arguments make the same file everywhere.
+
+    Parameters
+    ----------
+    arrivals: poisson, gamma, constant, all-at-once or counts.
+    lengths: sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA.
+    cv: Coefficient of variation of gamma gaps.
+    """
+    from experiments.trace_verbs import synth_verb
+
+    recipe = {"arrival": arrivals, "lengths": lengths, "num_requests": num_requests, "seed": seed}
+    return synth_verb(target, {**recipe, "rate_per_s": request_rate, "cv": cv}, overwrite=overwrite)
+
+
+@trace_app.command(name="validate")
+def validate_trace(file: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", json: Json = False) -> int:
+    """Exit 0 if the file is a trace, 2 if not, with counts and the first reason."""
+    from experiments.trace_verbs import validate_verb
+
+    return validate_verb(file, trace_format, on_bad_row, as_json=json)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script: parses, runs, and turns errors into exit codes."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except CycloptsError as error:
+        return _fail(words, exits.USAGE, str(error))
+    except exits.UsageError as error:
+        return _fail(words, exits.USAGE, str(error))
+    except exits.DeviceMissing as error:
+        return _fail(words, exits.NO_DEVICE, str(error))
+    except KeyboardInterrupt:
+        return _fail(words, exits.INTERRUPTED, "interrupted")
+    except BrokenPipeError:
+        # Whoever read stdout has gone: say nothing more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug of ours is reported as one
+        traceback.print_exc()
+        return _fail(words, exits.BUG, f"internal error, a bug in pagelab: {type(error).__name__}: {error}")
+
+
+def _dispatch(words: list[str]) -> int:
+    command, bound, ignored = app.parse_args(words, exit_on_error=False, print_error=False)
+    extra: dict[str, Any] = {"argv": ("pagelab", *words)} if "argv" in ignored else {}
+    result = command(*bound.args, **bound.kwargs, **extra)
+    return result if isinstance(result, int) else exits.OK
+
+
+def _fail(words: Sequence[str], code: int, message: str) -> int:
+    """The reason on stderr; with --json also as the one object on stdout."""
+    print(f"pagelab: {message}", file=sys.stderr)
+    if "--json" in words:
+        from experiments.console import say_json
+
+        say_json({"error": message, "exit_code": code})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""The verbs `compare` and `run`: plan, replay cell by cell, keep what is finished, say what came of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments import exits, store
+from experiments.cells import Outcome, Task, need_torch, run_task, task_of
+from experiments.comparison_table import table, verdict
+from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
+from experiments.console import PS, Talk, say, say_json, show
+from experiments.exits import UsageError
+from experiments.flags import Flags, OutputFlags
+from experiments.manifest import Session, manifest_of, now
+from experiments.resolve import Plan, plan_of
+from experiments.store import Store, summary_row
+
+
+@dataclass(slots=True)
+class Progress:
+    """Outcomes so far, by cell, and how it ended."""
+
+    by_cell: dict[str, Outcome] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def in_order(self, plan: Plan) -> list[Outcome]:
+        """In the plan's order, whatever finished first."""
+        return [self.by_cell[cell.name] for cell in plan.cells if cell.name in self.by_cell]
+
+
+def run_verb(verb: str, flags: Flags, out: OutputFlags, argv: Sequence[str]) -> int:
+    """The whole command; the exit code."""
+    session = Session(verb, argv, now())
+    talk = Talk(out.quiet, out.verbose, out.progress)
+    writes = not out.json or out.output_dir is not None or out.experiment_name is not None
+    if out.jobs < 1:
+        raise UsageError(f"--jobs needs at least 1, got {out.jobs}")
+    try:
+        config = resolve_layers(flags.layers())
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if config.measure.executor == "torch-cpu":
+        need_torch()
+    folder = folder_of(verb, out, config.workload.trace or config.workload.name) if writes else None
+    if folder is not None:
+        refuse_existing(folder, out.overwrite)
+    plan = plan_of(config, verb=verb, writes=writes)
+    kept = Store.create(folder, overwrite=out.overwrite) if folder is not None else None
+    if kept is not None:
+        write_inputs(kept, plan, flags)
+    announce(plan, talk)
+    progress = replay(plan, kept, talk, out.jobs)
+    return conclude(plan, progress, kept, session, out, talk)
+
+
+def folder_of(verb: str, out: OutputFlags, workload: str | None) -> Path:
+    """DIR, DIR/NAME, results/NAME, or results/VERB-TRACE."""
+    if out.experiment_name is not None:
+        return (out.output_dir or Path("results")) / store.checked_name(out.experiment_name)
+    if out.output_dir is not None:
+        return out.output_dir
+    from experiments.defaults import WORKLOAD
+
+    plain = "".join(c if c.isalnum() else "-" for c in Path(workload or WORKLOAD).name.split(".")[0])
+    return Path("results") / f"{verb}-{plain}"
+
+
+def refuse_existing(folder: Path, overwrite: bool) -> None:
+    """Before any work is done."""
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UsageError(f"{folder} has results already: say --overwrite, or choose another -e/--experiment-name")
+
+
+def write_inputs(kept: Store, plan: Plan, flags: Flags) -> None:
+    """The configuration as given and as resolved; paths in it are seen from the results folder."""
+    here = kept.folder.resolve()
+    flat = map_paths(flatten(dump(plan.config)), lambda path: _from(here, path))
+    tree: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        *tables, leaf = dotted.split(".")
+        place = tree
+        for name in tables:
+            place = place.setdefault(name, {})
+        place[leaf] = value
+    kept.write_text(store.RESOLVED, to_toml(tree))
+    if flags.config:
+        texts = (f"# {path.name}\n{path.read_text(encoding='utf-8')}" for path in flags.config)
+        kept.write_text(store.INPUT, "\n".join(texts))
+
+
+def _from(folder: Path, path: str) -> str:
+    try:
+        return Path(path).resolve().relative_to(folder, walk_up=True).as_posix()  # type: ignore[call-arg]
+    except (TypeError, ValueError):
+        import os
+
+        return Path(os.path.relpath(Path(path).resolve(), folder)).as_posix()
+
+
+def announce(plan: Plan, talk: Talk) -> None:
+    """What will be run, before it is: no silent defaults."""
+    config, pool = plan.config, plan.pool
+    trace = plan.arriving.provenance
+    tokens = "unequal pools" if pool.tokens is None else f"{pool.tokens:,} tokens"
+    talk.note(
+        f"{trace['name']}: {trace['num_requests']:,} requests; {config.model.name} on {config.model.gpu}, "
+        f"max_model_len {config.model.max_model_len:,}; {tokens} ({pool.terms['rule']}); "
+        f"preset {config.scheduler.preset}; step model {config.measure.step_model}; {len(plan.cells)} cells"
+    )
+    for note in plan.notes:
+        talk.note(f"note: {note}")
+    talk.detail(to_toml(dump(config)))
+
+
+def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:
+    """All cells; after an interrupt, what was finished by then."""
+    progress = Progress()
+    tasks = [task_of(plan, cell) for cell in plan.cells]
+    try:
+        for outcome in _serial(tasks, talk) if jobs == 1 or len(tasks) == 1 else _parallel(tasks, jobs):
+            if kept is not None:
+                kept.write_cell(outcome)
+                outcome.tables = {
+                    name: frame.iloc[:0] if name == "map" else frame for name, frame in outcome.tables.items()
+                }
+            progress.by_cell[outcome.cell.name] = outcome
+            _tell(outcome, len(progress.by_cell), len(tasks), talk)
+    except KeyboardInterrupt:
+        progress.interrupted = True
+    return progress
+
+
+def _serial(tasks: Sequence[Task], talk: Talk) -> Iterator[Outcome]:
+    for index, task in enumerate(tasks, 1):
+        span = round(task.spec.end_s * PS) if task.spec.end_s is not None else int(task.trace.arrival_ns[-1]) * 1000
+        label = f"{task.cell.allocator} bs {task.cell.block_size} ({index}/{len(tasks)})"
+        with talk.bar(label, span) as on_turn:
+            outcome = run_task(task, on_turn)
+        yield outcome
+
+
+def _parallel(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
+    """In the order of finishing; processes are started anew, so that nothing is inherited."""
+    with ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn")) as workers:
+        futures = [workers.submit(run_task, task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            workers.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _tell(outcome: Outcome, done: int, total: int, talk: Talk) -> None:
+    cell = outcome.cell
+    head = f"[{done}/{total}] {cell.allocator} block size {cell.block_size} seed {cell.seed}"
+    if outcome.summary is None:
+        talk.warn(f"{head}: failed: {outcome.error.splitlines()[0]}")
+        return
+    talk.note(f"{head}: {outcome.completed:,} of {outcome.summary['num_requests']:,} done, {outcome.wall_s:.1f} s")
+    for name in outcome.failed_checks:
+        talk.warn(f"{head}: check does not hold: {name}")
+
+
+def exit_code(outcomes: Sequence[Outcome], *, interrupted: bool) -> int:
+    """The worst of what happened."""
+    if interrupted:
+        return exits.INTERRUPTED
+    if any(outcome.failed_checks for outcome in outcomes):
+        return exits.INVALID
+    if any(outcome.summary is None for outcome in outcomes) or not any(outcome.completed for outcome in outcomes):
+        return exits.FAILED_CELLS
+    return exits.OK
+
+
+STATUS = {exits.OK: "ok", exits.INVALID: "invalid", exits.FAILED_CELLS: "failed", exits.INTERRUPTED: "interrupted"}
+
+
+def conclude(plan: Plan, progress: Progress, kept: Store | None, session: Session, out: OutputFlags, talk: Talk) -> int:
+    """Summary, report, manifest last; then the answer on stdout."""
+    outcomes = progress.in_order(plan)
+    rows = [summary_row(outcome) for outcome in outcomes if outcome.summary is not None]
+    code = exit_code(outcomes, interrupted=progress.interrupted)
+    report = None
+    if kept is not None:
+        kept.write_text(store.SUMMARY, store.to_csv(rows))
+        manifest = manifest_of(plan, session, outcomes, kept, STATUS[code])
+        kept.write_text(store.MANIFEST, store.strict(manifest) + "\n")
+        report = write_report(kept, talk) if out.report and rows and not progress.interrupted else None
+        code = code or (exits.FAILED_CELLS if out.report and rows and report is None else exits.OK)
+        finish_manifest(kept, manifest, STATUS[code])
+    if out.json:
+        say_json(json_object(plan, outcomes, rows, STATUS[code]))
+    else:
+        show(table(rows, f"{plan.arriving.provenance['name']}, {plan.arriving.provenance['num_requests']:,} requests"))
+        say(verdict(rows))
+        say_where(kept, report)
+    if progress.interrupted:
+        talk.warn(f"interrupted: {len(outcomes)} of {len(plan.cells)} cells are finished and kept")
+    return code
+
+
+def finish_manifest(kept: Store, manifest: dict[str, Any], status: str) -> None:
+    """The last file written: the same with the report's files in it."""
+    full = {**manifest, "status": status, "derived_files": kept.hashes(derived=True)}
+    kept.write_text(store.MANIFEST, store.strict(full) + "\n")
+
+
+def write_report(kept: Store, talk: Talk) -> Path | None:
+    """The report of stored results; a figure that breaks never loses data."""
+    try:
+        from experiments.report import write_report as write
+
+        report: Path = write(kept.folder)
+    except Exception as error:  # noqa: BLE001 - the results are on disk and stay valid
+        talk.warn(f"the report failed ({type(error).__name__}: {error}); the results in {kept.folder} are complete")
+        return None
+    return report
+
+
+def say_where(kept: Store | None, report: Path | None) -> None:
+    """The last line: where to look."""
+    if report is not None:
+        say(f"report: {report}")
+    elif kept is not None:
+        say(f"results: {kept.folder}")
+
+
+def json_object(plan: Plan, outcomes: Sequence[Outcome], rows: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """What `--json` prints."""
+    failed = [outcome for outcome in outcomes if outcome.summary is None]
+    cells = [
+        {"allocator": o.cell.allocator, "block_size": o.cell.block_size, "seed": o.cell.seed, "error": o.error}
+        for o in failed
+    ]
+    return {
+        "trace": plan.arriving.provenance,
+        "capacity": plan.pool.to_dict(),
+        "step_model": plan.step_model.coefficients(),
+        "config_sha256": plan.sha256,
+        "config": dump(plan.config),
+        "status": status,
+        "runs": rows,
+        "failed": cells,
+        "failed_checks": {o.cell.name: o.failed_checks for o in outcomes if o.failed_checks},
+    }

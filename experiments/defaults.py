@@ -1,0 +1,43 @@
+"""What a workload implies when nothing else is said: rules, model, GPU, capacity, step time, end and window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALLOCATORS = ("paged", "orca-max", "orca-pow2", "orca-oracle")
+BLOCK_SIZES = (16,)
+SWEEP = (1, 8, 16, 32, 64, 128, 256)
+"""Block sizes of `paged` in the default comparison; the reservations are indifferent to all but the rounding."""
+MAP_FRAMES = 160
+MAP_ROWS = 400_000
+"""Most blocks x frames that a run pictures unasked: small blocks get fewer frames."""
+WORKLOAD = "paper-fig2"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadDefaults:
+    """The experiment that a workload belongs to. Every entry can be overridden."""
+
+    preset: str = "vllm"
+    model: str = "llama-3.1-8b"
+    gpu: str = "a100-80g"
+    capacity_rule: str = "default"
+    step_model: str = "roofline"
+    max_model_len: int | None = None
+    """None: the model's own."""
+    end_s: float | None = None
+    window_s: tuple[float, float] | None = None
+
+
+def _paper(end_s: float | None, window_s: tuple[float, float] | None) -> WorkloadDefaults:
+    return WorkloadDefaults("sosp23", "opt-13b", "a100-40g", "sosp23", "paper-13b", 2048, end_s, window_s)
+
+
+OF_WORKLOAD: dict[str, WorkloadDefaults] = {
+    "paper-fig2": _paper(900.0, (300.0, 900.0)),
+    "paper-fig12a": _paper(None, None),
+    "paper-fig13a": _paper(3600.0, (600.0, 3600.0)),
+    "paper-fig13b": _paper(900.0, (300.0, 900.0)),
+}
+OF_TRACE_FILES = WorkloadDefaults()
+"""For trace files, and for named workloads without an entry above."""

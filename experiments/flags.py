@@ -1,0 +1,209 @@
+"""The command line's options: one frozen record that `run`, `compare` and `validate` share.
+
+Values stay text until the configuration's own types read them, so that a flag and a key complain alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from experiments.config import Layer
+
+_WORK = Group("Workload", sort_key=1)
+_MODEL = Group("Model and GPU", sort_key=2)
+_POOL = Group("KV memory", sort_key=3)
+_RULES = Group("Scheduler", sort_key=4)
+_MEASURE = Group("Measurement", sort_key=5)
+_OUT = Group("Output", sort_key=6)
+Text = str | None
+Switch = bool | None
+
+
+def _option(group: Group, text: str, *names: str) -> Any:
+    return Parameter(group=group, help=text, name=names or None)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What an experiment is."""
+
+    config: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            name=("-c", "--config"),
+            help="TOML file; may be repeated, later ones win.",
+            negative=(),
+            show_default=False,
+            group=_WORK,
+        ),
+    ] = ()
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            help="key=value over the file: --set kv.block_size=32.",
+            negative=(),
+            show_default=False,
+            group=_WORK,
+        ),
+    ] = ()
+    workload: Annotated[Text, _option(_WORK, "A workload by name [default: paper-fig2].")] = None
+    trace: Annotated[
+        Text, _option(_WORK, "A trace file: pagelab, Azure, Mooncake, Vidur or a length list, gzip or not.")
+    ] = None
+    trace_format: Annotated[Text, _option(_WORK, "Its format, where it is not to be recognised [auto].")] = None
+    lengths: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="sharegpt=FILE or alpaca=FILE: real lengths for a named workload.",
+            negative=(),
+            show_default=False,
+            group=_WORK,
+        ),
+    ] = ()
+    on_bad_row: Annotated[Text, _option(_WORK, "refuse or drop (and count) [refuse].")] = None
+    num_requests: Annotated[Text, _option(_WORK, "The first so many requests.")] = None
+    request_rate: Annotated[Text, _option(_WORK, "Requests per second.")] = None
+    time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow.")] = None
+    seed: Annotated[Text, _option(_WORK, "Seed of a seeded workload [0].")] = None
+    num_runs: Annotated[Text, _option(_WORK, "Repeats, with seeds seed, seed + 1, ... [1].")] = None
+    model: Annotated[Text, _option(_MODEL, "Catalogue name, Hugging Face id or config.json.", "-m", "--model")] = None
+    gpu: Annotated[Text, _option(_MODEL, "GPU by name, e.g. a100-80g.")] = None
+    tp: Annotated[Text, _option(_MODEL, "Tensor-parallel ranks [1].")] = None
+    pp: Annotated[Text, _option(_MODEL, "Pipeline stages [1].")] = None
+    kv_cache_dtype: Annotated[Text, _option(_MODEL, "Storage type of KV [the model's].")] = None
+    max_model_len: Annotated[Text, _option(_MODEL, "Longest prompt + output, in tokens [the model's].")] = None
+    allocator: Annotated[
+        Text,
+        _option(
+            _POOL, "Comma list: paged, orca-max, orca-pow2, orca-oracle, contiguous-RESERVE-FIT, package.module:Class."
+        ),
+    ] = None
+    block_size: Annotated[Text, _option(_POOL, "Comma list of tokens per block [16].")] = None
+    num_blocks: Annotated[
+        Text, _option(_POOL, "Pins the blocks that requests can hold; the null block comes on top.")
+    ] = None
+    kv_tokens: Annotated[Text, _option(_POOL, "Pins the capacity in tokens.")] = None
+    kv_bytes: Annotated[Text, _option(_POOL, "Pins the capacity in bytes; 12GiB and 12GB are understood.")] = None
+    capacity_rule: Annotated[Text, _option(_POOL, "default, sosp23, chapter-gib, chapter-gb or chapter-mixed.")] = None
+    gpu_memory_utilization: Annotated[Text, _option(_POOL, "Fraction of GPU memory to use [0.92].")] = None
+    headroom_gb: Annotated[Text, _option(_POOL, "Memory kept free, in GB of 10^9 bytes [2 GiB].")] = None
+    allow_unequal_pools: Annotated[
+        Switch,
+        Parameter(
+            help="Compare block sizes at one num_blocks, i.e. unequal pools.",
+            negative=(),
+            show_default=False,
+            group=_POOL,
+        ),
+    ] = None
+    preset: Annotated[Text, _option(_RULES, "Whose rules: vllm or sosp23.")] = None
+    max_num_seqs: Annotated[Text, _option(_RULES, "Most running requests.")] = None
+    max_num_batched_tokens: Annotated[Text, _option(_RULES, "Most tokens in a step.")] = None
+    enable_prefix_caching: Annotated[Switch, _option(_RULES, "Share equal prefixes.")] = None
+    enable_chunked_prefill: Annotated[Switch, _option(_RULES, "Split long prompts over steps.")] = None
+    full_sequence_gate: Annotated[Switch, _option(_RULES, "Admit only what fits as a whole.")] = None
+    watermark: Annotated[Text, _option(_RULES, "Fraction of blocks kept free at admission.")] = None
+    policy: Annotated[Text, _option(_RULES, "fcfs or priority.")] = None
+    long_prefill_token_threshold: Annotated[
+        Text, _option(_RULES, "Most tokens of one request in a step; 0: no limit.")
+    ] = None
+    too_long: Annotated[Text, _option(_RULES, "reject or truncate what exceeds the model or the pool.")] = None
+    step_model: Annotated[Text, _option(_MEASURE, "linear:a,b,c,d (s), roofline, table:FILE or paper-13b.")] = None
+    executor: Annotated[Text, _option(_MEASURE, "cost, shadow (checks every token) or torch-cpu.")] = None
+    window: Annotated[Text, _option(_MEASURE, "START:STOP in s of the means, half-open, or arrivals.")] = None
+    end: Annotated[Text, _option(_MEASURE, "Second at which the run is cut, or none.")] = None
+    record: Annotated[Text, _option(_MEASURE, "steps: a row a step; forces stepping.")] = None
+    skip: Annotated[
+        Switch,
+        Parameter(name="--skip", negative="--no-skip", help="Take runs of equal steps at once; exact.", group=_MEASURE),
+    ] = None
+    map_frames: Annotated[Text, _option(_MEASURE, "Pictures of the pool [160 if results are written].")] = None
+
+    def layers(self) -> list[Layer]:
+        """Files, then `--set`, then flags."""
+        from experiments.config import Layer, read_layer, set_layer
+
+        layers = [read_layer(path) for path in self.config]
+        layers += [set_layer(text) for text in self.set]
+        values = self._values()
+        given = {key: value for key, (_, value) in values.items()}
+        return [*layers, Layer(given, "command line", places={key: flag for key, (flag, _) in values.items()})]
+
+    def _values(self) -> dict[str, tuple[str, Any]]:
+        """What was given, by dotted key, with the flag's spelling."""
+        from experiments.config import leaf_keys
+        from experiments.exits import UsageError
+        from experiments.quantities import headroom_bytes
+
+        known, values = leaf_keys(), dict[str, tuple[str, Any]]()
+        for field in fields(self):
+            value, flag = getattr(self, field.name), "--" + field.name.replace("_", "-")
+            if value is None or field.name in ("config", "set", "lengths", "record", "headroom_gb"):
+                continue
+            values[known[field.name]] = (flag, value)
+        if self.headroom_gb is not None:
+            values["kv.headroom_bytes"] = ("--headroom-gb", headroom_bytes(self.headroom_gb))
+        if self.record is not None:
+            if self.record != "steps":
+                raise UsageError(f"--record knows 'steps', got {self.record!r}")
+            values["measure.record_steps"] = ("--record", True)
+        if self.lengths:
+            values["workload.lengths"] = ("--lengths", pairs_of(self.lengths))
+        return values
+
+
+def pairs_of(texts: tuple[str, ...]) -> dict[str, str]:
+    """`sharegpt=FILE` as a mapping."""
+    from experiments.exits import UsageError
+
+    pairs = dict(text.partition("=")[::2] for text in texts)
+    if "" in pairs.values():
+        raise UsageError(f"--lengths needs sharegpt=FILE or alpaca=FILE, got {' '.join(texts)}")
+    return pairs
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Where results go, and how much is said."""
+
+    output_dir: Annotated[
+        Path | None, _option(_OUT, "Folder of the results [results/VERB-TRACE].", "-o", "--output-dir")
+    ] = None
+    experiment_name: Annotated[Text, _option(_OUT, "A name inside that folder.", "-e", "--experiment-name")] = None
+    overwrite: Annotated[
+        bool, Parameter(help="Replace results of the same name.", negative=(), show_default=False, group=_OUT)
+    ] = False
+    json: Annotated[
+        bool,
+        Parameter(
+            help="One strict JSON object on stdout; writes files only with -o or -e.",
+            negative=(),
+            show_default=False,
+            group=_OUT,
+        ),
+    ] = False
+    report: Annotated[
+        bool, Parameter(name="--report", negative="--no-report", help="Write report.html.", group=_OUT)
+    ] = True
+    progress: Annotated[
+        bool,
+        Parameter(name="--progress", negative="--no-progress", help="Show a progress bar on a terminal.", group=_OUT),
+    ] = True
+    jobs: Annotated[int, _option(_OUT, "Processes; the numbers do not depend on it.", "-j", "--jobs")] = 1
+    verbose: Annotated[
+        bool, Parameter(name=("-v", "--verbose"), help="Say more.", negative=(), show_default=False, group=_OUT)
+    ] = False
+    quiet: Annotated[
+        bool,
+        Parameter(
+            name=("-q", "--quiet"), help="Say nothing but the result.", negative=(), show_default=False, group=_OUT
+        ),
+    ] = False

@@ -1,0 +1,106 @@
+"""How large the pool is: one number of tokens for all allocators and block sizes, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from experiments.exits import UsageError
+
+if TYPE_CHECKING:
+    from engine.core.capacity import Capacity
+    from engine.core.model_shape import ModelShape
+    from experiments.settings import Config
+
+RULE_BLOCK_SIZE = 16
+"""Rules are evaluated once, in blocks of this many tokens; every cell then gets num_blocks = tokens // block_size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The capacity of every cell."""
+
+    tokens: int | None
+    """None: num_blocks is pinned for several block sizes, so that the pools differ."""
+    bytes_per_token: int
+    """Of one rank."""
+    num_blocks: int | None
+    """The pin, if there is one."""
+    terms: dict[str, Any]
+    """Everything the number was computed from."""
+
+    def blocks(self, block_size: int) -> int:
+        """Blocks that requests can hold, the null block not counted."""
+        if self.num_blocks is not None:
+            return self.num_blocks
+        assert self.tokens is not None
+        if self.tokens < block_size:
+            raise UsageError(f"not one block of {block_size} tokens fits into a capacity of {self.tokens:,} tokens")
+        return self.tokens // block_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the JSON object and the manifest."""
+        num_bytes = None if self.tokens is None else self.tokens * self.bytes_per_token
+        return {"tokens": self.tokens, "bytes": num_bytes, "bytes_per_token": self.bytes_per_token, **self.terms}
+
+
+def pool_of(config: Config, shape: ModelShape, block_sizes: Sequence[int]) -> Pool:
+    """The pool of a resolved configuration; ValueError if it cannot be had."""
+    kv, model = config.kv, config.model
+    spec = shape.kv_spec(model.kv_cache_dtype, model.tp, model.pp)
+    per_token = spec.bytes_per_token
+    if kv.num_blocks is not None:
+        sizes = sorted(set(block_sizes))
+        if len(sizes) > 1 and not kv.allow_unequal_pools:
+            raise UsageError(
+                f"num_blocks={kv.num_blocks} for block sizes {', '.join(map(str, sizes))} makes pools of unequal size: "
+                "pin --kv-tokens instead, or say --allow-unequal-pools"
+            )
+        tokens = kv.num_blocks * sizes[0] if len(sizes) == 1 else None
+        return Pool(tokens, per_token, kv.num_blocks, {"rule": "num-blocks", "num_blocks": kv.num_blocks})
+    if kv.kv_tokens is not None:
+        return Pool(kv.kv_tokens, per_token, None, {"rule": "kv-tokens"})
+    if kv.kv_bytes is not None:
+        return Pool(kv.kv_bytes // per_token, per_token, None, {"rule": "kv-bytes", "kv_bytes": kv.kv_bytes})
+    capacity = capacity_by_rule(config, shape)
+    return Pool(capacity.capacity_tokens, per_token, None, _terms(capacity))
+
+
+def _terms(capacity: Capacity) -> dict[str, Any]:
+    full = capacity.to_dict()
+    names = ("rule", "block_size", "num_blocks", "block_bytes", "budget_bytes", "tokens_in_budget", "terms", "notes")
+    return {name: full[name] for name in names}
+
+
+def capacity_by_rule(config: Config, shape: ModelShape, block_size: int = RULE_BLOCK_SIZE) -> Capacity:
+    """What the configuration's rule says, in blocks of `block_size`."""
+    from engine.core import capacity as rules
+    from engine.core.gpus import lookup_gpu
+
+    kv, model = config.kv, config.model
+    assert model.gpu is not None
+    gpu, rule = lookup_gpu(model.gpu), kv.capacity_rule or "default"
+    if rule != "default" and (kv.gpu_memory_utilization is not None or kv.headroom_bytes is not None):
+        raise UsageError(f"rule {rule} has its own utilization and headroom: drop them, or use --capacity-rule default")
+    if rule == "default":
+        return rules.default_capacity(
+            shape,
+            gpu,
+            kv_dtype=model.kv_cache_dtype,
+            tp=model.tp,
+            pp=model.pp,
+            block_size=block_size,
+            gpu_memory_utilization=_or(kv.gpu_memory_utilization, rules.DEFAULT_UTILIZATION),
+            headroom_bytes=_or(kv.headroom_bytes, rules.DEFAULT_HEADROOM_BYTES),
+        )
+    if model.pp > 1:
+        raise UsageError(f"rule {rule} knows no pipeline stages, got pp={model.pp}")
+    if rule == "sosp23":
+        return rules.sosp23_capacity(shape, gpu, tp=model.tp, block_size=block_size)
+    readings = rules.chapter_capacity(shape, gpu, tp=model.tp, block_size=block_size)
+    return next(reading for reading in readings if reading.rule == rule)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

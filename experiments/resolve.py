@@ -1,0 +1,235 @@
+"""From a configuration with gaps to a plan without: every default filled in, the trace at hand, the cells listed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments import defaults
+from experiments.arriving import Arriving, arrive, given
+from experiments.config import dump, flatten
+from experiments.exits import UsageError
+from experiments.pool import Pool, pool_of
+from experiments.presets import PRESETS
+from experiments.settings import Config, Memory, Scheduling, Workload
+from experiments.step_cost import step_model_of
+
+if TYPE_CHECKING:
+    from engine.core.registry import PoolConfig
+    from engine.core.scheduler import SchedulerConfig
+    from sim.cost import StepModel
+    from workloads import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the grid."""
+
+    name: str
+    """Folder name: allocator, block size, seed and six digits of the configuration's hash."""
+    allocator: str
+    block_size: int
+    seed: int
+    num_blocks: int
+    map_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that will be run, and why it is what it is."""
+
+    config: Config
+    """Without gaps; running it again makes the same plan."""
+    arriving: Arriving
+    pool: Pool
+    step_model: StepModel
+    limits: SchedulerConfig
+    cells: tuple[Cell, ...]
+    sha256: str
+    """Of the resolved configuration, with files by content."""
+    notes: list[str] = field(default_factory=list)
+
+    def trace(self, cell: Cell) -> Trace:
+        """What the cell replays."""
+        return self.arriving.traces[cell.seed]
+
+
+def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) -> Config:
+    """The configuration with its defaults; idempotent. `has_trace`: something else says what arrives."""
+    workload, kv = Workload() if has_trace else config.workload, config.kv
+    if workload.name is None and workload.trace is None and not has_trace:
+        workload = workload.model_copy(update={"name": defaults.WORKLOAD})
+    implied = defaults.OF_WORKLOAD.get(workload.name or "", defaults.OF_TRACE_FILES)
+    update: dict[str, Any] = {"model": _gaps(config.model, name=implied.model, gpu=implied.gpu)}
+    update["model"] = _gaps(update["model"], max_model_len=implied.max_model_len or _model_len(update["model"].name))
+    update["kv"] = _grid(kv, sweep=verb == "compare" and workload.name == defaults.WORKLOAD, single=verb == "run")
+    if kv.num_blocks is None and kv.kv_tokens is None and kv.kv_bytes is None:
+        tuned = kv.gpu_memory_utilization is not None or kv.headroom_bytes is not None
+        rule = "default" if tuned or _differs(config, implied) else implied.capacity_rule
+        update["kv"] = _gaps(update["kv"], capacity_rule=rule)
+    update["scheduler"] = _scheduling(config.scheduler, implied.preset)
+    update["measure"] = _gaps(
+        config.measure,
+        step_model="roofline" if _differs(config, implied) else implied.step_model,
+        window_s=implied.window_s or "arrivals",
+        end_s=implied.end_s or "none",
+    )
+    return config.model_copy(update={"workload": workload, **update})
+
+
+def _differs(config: Config, implied: defaults.WorkloadDefaults) -> bool:
+    """Whether another model or GPU was asked for than the one the workload's rule and step times are about."""
+    asked = (config.model.name or implied.model, config.model.gpu or implied.gpu)
+    return asked != (implied.model, implied.gpu)
+
+
+def _gaps(section: Any, **values: Any) -> Any:
+    return section.model_copy(update={k: v for k, v in values.items() if getattr(section, k) is None})
+
+
+def _model_len(name: str) -> int:
+    from engine.core.catalogue import lookup
+
+    return lookup(name).max_model_len
+
+
+def _grid(kv: Memory, *, sweep: bool, single: bool) -> Memory:
+    unasked = kv.allocator is None and kv.block_size is None
+    names = defaults.ALLOCATORS[:1] if single else defaults.ALLOCATORS
+    extra = {"paged": defaults.SWEEP} if sweep and unasked and kv.num_blocks is None else {}
+    return _gaps(kv, allocator=names, block_size=defaults.BLOCK_SIZES, sweep=extra)  # type: ignore[no-any-return]
+
+
+def _scheduling(section: Scheduling, preset: str) -> Scheduling:
+    section = _gaps(section, preset=preset)
+    rules = PRESETS[section.preset or preset]
+    whole: Scheduling = _gaps(
+        section,
+        max_num_seqs=rules.max_num_seqs,
+        max_num_batched_tokens=rules.max_num_batched_tokens,
+        enable_chunked_prefill=rules.chunked_prefill,
+        enable_prefix_caching=rules.enable_caching,
+        full_sequence_gate=rules.full_sequence_gate,
+        watermark=rules.watermark,
+        freed_to=rules.freed_to,
+        one_free_each=rules.one_free_each,
+        final_token_has_slot=rules.final_token_has_slot,
+    )
+    return whole
+
+
+def plan_of(config: Config, *, verb: str = "compare", writes: bool = True, trace: Trace | None = None) -> Plan:
+    """A plan, with everything checked that can be checked before the first run; UsageError otherwise.
+
+    `trace` replaces the configuration's workload.
+    """
+    try:
+        return _plan(filled(config, verb=verb, has_trace=trace is not None), verb, writes, trace)
+    except UsageError:
+        raise
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
+    from engine.core.catalogue import lookup
+
+    assert config.model.name is not None
+    shape = lookup(config.model.name)
+    grid = _pairs(config.kv)
+    if verb == "run" and len(grid) > 1:
+        raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
+    pool = pool_of(config, shape, [size for _, size in grid])
+    step_model, limits = step_model_of(config, shape), scheduler_config(config)
+    arriving = given(trace, config.seed) if trace is not None else arrive(config.workload, config.seed, config.num_runs)
+    sha256 = config_sha256(config, arriving)
+    cells = tuple(
+        _cell(config, pool, sha256, name, size, seed, writes) for name, size in grid for seed in sorted(arriving.traces)
+    )
+    _check_allocators(config, cells)
+    return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes])
+
+
+def _pairs(kv: Memory) -> list[tuple[str, int]]:
+    """Allocator and block size of each cell, duplicates merged."""
+    names, sizes, sweep = kv.allocator or (), kv.block_size or (), kv.sweep or {}
+    stray = sorted(sweep.keys() - set(names))
+    if stray:
+        raise UsageError(f"kv.sweep names {stray[0]!r}, which is not among the allocators {', '.join(names)}")
+    return list(dict.fromkeys((name, size) for name in names for size in sweep.get(name, sizes)))
+
+
+def _cell(config: Config, pool: Pool, sha: str, allocator: str, size: int, seed: int, writes: bool) -> Cell:
+    blocks = pool.blocks(size)
+    frames = config.measure.map_frames
+    if frames is None:
+        frames = min(defaults.MAP_FRAMES, max(defaults.MAP_ROWS // blocks, 2)) if writes else 0
+    digest = hashlib.sha256(f"{sha} {allocator} {size} {seed}".encode()).hexdigest()[:6]
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", allocator).strip(".-") or "allocator"
+    return Cell(f"{plain[:80]}-bs{size}-seed{seed}-{digest}", allocator, size, seed, blocks, frames)
+
+
+def pool_config(config: Config, cell: Cell) -> PoolConfig:
+    """What the cell's allocator is made from."""
+    from engine.core.registry import PoolConfig
+
+    rules = config.scheduler
+    return PoolConfig(
+        capacity_blocks=cell.num_blocks,
+        block_size=cell.block_size,
+        max_model_len=config.model.max_model_len or 0,
+        enable_caching=bool(rules.enable_prefix_caching),
+        watermark=rules.watermark or 0.0,
+        freed_to=rules.freed_to or "front",
+        one_free_each=bool(rules.one_free_each),
+    )
+
+
+def scheduler_config(config: Config) -> SchedulerConfig:
+    """The limits of a resolved configuration."""
+    from engine.core.scheduler import SchedulerConfig
+
+    rules = config.scheduler
+    return SchedulerConfig(
+        max_model_len=config.model.max_model_len or 0,
+        max_num_seqs=rules.max_num_seqs or 0,
+        max_num_batched_tokens=rules.max_num_batched_tokens or 0,
+        chunked_prefill=bool(rules.enable_chunked_prefill),
+        full_sequence_gate=bool(rules.full_sequence_gate),
+        policy=rules.policy,
+        long_prefill_token_threshold=rules.long_prefill_token_threshold,
+    )
+
+
+def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
+    """Unknown names and impossible pools are said before anything runs."""
+    from engine.core.registry import load_allocator, make_allocator
+
+    for name in dict.fromkeys(cell.allocator for cell in cells):
+        if ":" in name:
+            see_own_modules()
+            load_allocator(name)
+        else:
+            smallest = max((c for c in cells if c.allocator == name), key=lambda c: c.block_size)
+            make_allocator(name, pool_config(config, smallest))
+
+
+def see_own_modules() -> None:
+    """A user's allocator may lie in the current folder, as with `python -m`."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def config_sha256(config: Config, arriving: Arriving) -> str:
+    """The same for the same numbers: what arrives counts by content, not by path."""
+    flat = flatten(dump(config))
+    flat.pop("workload.lengths", None)
+    flat["workload.trace"] = arriving.provenance.get("sha256_by_seed", arriving.provenance["sha256"])
+    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()

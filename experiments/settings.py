@@ -1,0 +1,149 @@
+"""The configuration of an experiment: what a TOML file may say, section by section. Unknown keys are refused.
+
+A key that is left out takes its default in `experiments.resolve`: from the workload, the preset, the model or the GPU.
+Times are in seconds, sizes in bytes or tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from experiments.quantities import Bytes, Count, Counts, End, Fraction, Names, PoolBytes, Rate, Window
+
+Rule = Literal["default", "sosp23", "chapter-gib", "chapter-gb", "chapter-mixed"]
+
+
+class Section(BaseModel):
+    """A table of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Workload(Section):
+    """What arrives: a trace file, or a workload by name."""
+
+    name: str | None = None
+    """Of `workloads.NAMED_TRACES`; the default is paper-fig2."""
+    trace: str | None = None
+    """Path of a trace file; in a configuration file, seen from that file's folder."""
+    trace_format: str = "auto"
+    on_bad_row: Literal["refuse", "drop"] = "refuse"
+    lengths: dict[str, str] = Field(default_factory=dict)
+    """Real length lists for the named workloads: sharegpt or alpaca = a file with columns input_len, output_len."""
+    num_requests: Count | None = None
+    """The first so many."""
+    request_rate: Rate | None = None
+    """Requests per second: draws a named workload at this rate, stretches a file's arrivals to it."""
+    time_scale: Rate | None = None
+    """All arrival times times this; 2 is twice as slow."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Workload:
+        if self.name is not None and self.trace is not None:
+            raise ValueError("name (--workload) and trace both say what arrives: keep one")
+        if self.trace is not None and self.lengths:
+            raise ValueError("lengths are for named workloads; a trace file has its own")
+        return self
+
+
+class Model(Section):
+    """What is served, and on what."""
+
+    name: str | None = None
+    """Catalogue name, Hugging Face id, or the path of a config.json."""
+    gpu: str | None = None
+    tp: Count = 1
+    pp: Count = 1
+    kv_cache_dtype: str | None = None
+    max_model_len: Count | None = None
+
+
+class Memory(Section):
+    """The pool and who hands it out."""
+
+    allocator: Names | None = None
+    block_size: Counts | None = None
+    sweep: dict[str, Counts] | None = None
+    """Block sizes of single allocators, in place of `block_size`."""
+    num_blocks: Count | None = None
+    kv_tokens: Count | None = None
+    kv_bytes: PoolBytes | None = None
+    capacity_rule: Rule | None = None
+    gpu_memory_utilization: Fraction | None = None
+    headroom_bytes: Bytes | None = None
+    allow_unequal_pools: bool = False
+
+    @model_validator(mode="after")
+    def _one_capacity(self) -> Memory:
+        given = [k for k in ("num_blocks", "kv_tokens", "kv_bytes", "capacity_rule") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both set the capacity: keep one")
+        return self
+
+
+class Scheduling(Section):
+    """Limits and policies; each overrides the preset's."""
+
+    preset: Literal["vllm", "sosp23"] | None = None
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    too_long: Literal["reject", "truncate"] = "reject"
+    long_prefill_token_threshold: int = Field(default=0, ge=0)
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    full_sequence_gate: bool | None = None
+    watermark: Fraction | None = None
+    freed_to: Literal["front", "back"] | None = None
+    one_free_each: bool | None = None
+    final_token_has_slot: bool | None = None
+
+
+class Measuring(Section):
+    """What a step costs, and what is measured when."""
+
+    step_model: str | None = None
+    """linear:a,b,c,d, roofline, table:FILE or paper-13b."""
+    executor: Literal["cost", "shadow", "torch-cpu"] = "cost"
+    window_s: Window | None = None
+    end_s: End | None = None
+    record_steps: bool = False
+    skip: bool = True
+    map_frames: int | None = Field(default=None, ge=0)
+
+
+class Config(Section):
+    """An experiment."""
+
+    schema_version: Literal[1] = 1
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    num_runs: Count = 1
+    """Repeats of a seeded workload, with seeds seed, seed + 1, ..."""
+    workload: Workload = Workload()
+    model: Model = Model()
+    kv: Memory = Memory()
+    scheduler: Scheduling = Scheduling()
+    measure: Measuring = Measuring()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Config:
+        """From a TOML file; ValueError with file, line, key and the nearest known key."""
+        from experiments.config import read_config
+
+        return read_config([Path(path)])
+
+    @classmethod
+    def of(cls, **keys: Any) -> Config:
+        """From keywords: any key by its name (block_size=32), or whole sections as dicts."""
+        from experiments.config import config_of
+
+        return config_of(keys)
+
+    def with_(self, **keys: Any) -> Config:
+        """The same with some keys changed, named as in `of`."""
+        from experiments.config import config_of
+
+        return config_of(keys, self)

@@ -1,0 +1,175 @@
+"""The results folder: files are whole or not there, the manifest comes last, nothing is replaced unasked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.arriving import file_sha256
+from experiments.cells import Outcome
+from experiments.exits import UsageError
+
+MANIFEST, CELLS, SUMMARY, REPORT, FIGURES = "manifest.json", "cells", "summary.csv", "report.html", "figures"
+RESOLVED, INPUT = "config.resolved.toml", "config.input.toml"
+OURS = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, RESOLVED, INPUT)
+DERIVED = (REPORT, FIGURES)
+"""Made from the rest, and made again by `pagelab report`: not part of the data's integrity."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+
+def checked_name(name: str) -> str:
+    """A name that is one folder deep; UsageError for anything that could lead elsewhere."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"experiment name {name!r}: use letters, digits, '.', '_', '+' and '-', starting with a letter or digit"
+        )
+    return name
+
+
+def strict(value: Any) -> str:
+    """Strict JSON on one line or more: no NaN, no infinities."""
+    from sim.metrics import strict_json
+
+    return json.dumps(strict_json(value), indent=2, allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars and paths."""
+    if hasattr(value, "item"):
+        from sim.metrics import strict_json
+
+        return strict_json(value.item())
+    return str(value)
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """The file appears under its name only when it is complete and on disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename itself durable, where folders can be synced."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def parquet(frame: Any) -> bytes:
+    """The same bytes for the same frame: no index, no clock."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
+    return buffer.getvalue()
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Columns in order of first appearance; a missing value is empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        values = (row.get(column) for column in columns)
+        writer.writerow(["" if v is None or v != v else repr(v) if isinstance(v, float) else v for v in values])
+    return text.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One results folder."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, *, overwrite: bool) -> Store:
+        """A fresh folder; UsageError if there is something and it is not to be replaced."""
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
+        found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+        if found and not overwrite:
+            raise UsageError(f"{folder} has results already: say --overwrite, or choose another -e/--experiment-name")
+        foreign = [name for name in found if name not in OURS and not name.endswith((".tmp", ".part"))]
+        if foreign or (found and not {MANIFEST, RESOLVED} & set(found)):
+            raise UsageError(f"{folder}: --overwrite replaces results only, and {(foreign or found)[0]!r} is not one")
+        for name in found:
+            _remove(folder / name)
+        try:
+            (folder / CELLS).mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"{folder}: cannot be written: {error}") from error
+        return cls(folder)
+
+    def write_text(self, name: str, text: str) -> None:
+        """A file at the top."""
+        write_whole(self.folder / name, text)
+
+    def write_cell(self, outcome: Outcome) -> None:
+        """All of a cell or nothing of it."""
+        final = self.folder / CELLS / outcome.cell.name
+        partial = final.with_name(f".{outcome.cell.name}.part")
+        _remove(partial)
+        partial.mkdir()
+        if outcome.summary is None:
+            write_whole(partial / "error.txt", f"{outcome.error}\n\n{outcome.details}")
+        else:
+            write_whole(partial / "summary.json", strict(outcome.summary) + "\n")
+            write_whole(partial / "validation.json", strict(_validation(outcome)) + "\n")
+            for name, frame in outcome.tables.items():
+                write_whole(partial / f"{name}.parquet", parquet(frame))
+        partial.rename(final)
+        _sync_folder(final.parent)
+
+    def files(self) -> list[Path]:
+        """All of it but the manifest, by relative path."""
+        found = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        names = (path.relative_to(self.folder) for path in found)
+        return sorted(name for name in names if name.parts != (MANIFEST,) and not name.name.endswith(".tmp"))
+
+    def hashes(self, *, derived: bool) -> dict[str, str]:
+        """sha256 of each file, of the data or of what was made from it."""
+        wanted = [name for name in self.files() if (name.parts[0] in DERIVED) is derived]
+        return {name.as_posix(): file_sha256(self.folder / name) for name in wanted}
+
+
+def _validation(outcome: Outcome) -> dict[str, Any]:
+    return {"passed": not outcome.failed_checks, "num_checks": len(outcome.checks), "checks": outcome.checks}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def summary_row(outcome: Outcome) -> dict[str, Any]:
+    """The tidy row of `summary.csv` and of the JSON object's `runs`."""
+    cell = outcome.cell
+    assert outcome.summary is not None
+    return {"cell": cell.name, "seed": cell.seed, **outcome.summary}
+
+
+def row_counts(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
+    """Rows of each table, by cell."""
+    return {o.cell.name: {name: len(frame) for name, frame in o.tables.items()} for o in outcomes if o.tables}

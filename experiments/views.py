@@ -1,0 +1,128 @@
+"""The verbs that look at stored results: report, plot and map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from experiments import exits, store
+from experiments.console import say, say_json
+from experiments.exits import UsageError
+
+
+def results_folder(folder: Path) -> Path:
+    """The folder, if it holds results; UsageError otherwise."""
+    if not (folder / store.SUMMARY).is_file():
+        raise UsageError(f"{folder}: no {store.SUMMARY} here; name a folder that compare or run has written")
+    return folder
+
+
+def report_verb(folder: Path, *, as_json: bool) -> int:
+    """Makes the report again and enters its files into the manifest."""
+    results_folder(folder)
+    from experiments.report import write_report
+
+    report = write_report(folder)
+    _enter_derived(folder)
+    if as_json:
+        say_json({"report": str(report)})
+    else:
+        say(f"report: {report}")
+    return exits.OK
+
+
+def _enter_derived(folder: Path) -> None:
+    """The manifest knows what was made from the results."""
+    manifest = read_manifest(folder)
+    if manifest:
+        kept = store.Store(folder)
+        manifest["derived_files"] = kept.hashes(derived=True)
+        kept.write_text(store.MANIFEST, store.strict(manifest) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, or nothing where there is none; UsageError for one that is damaged."""
+    import json
+
+    path = folder / store.MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}") from None
+    if not isinstance(manifest, dict):
+        raise UsageError(f"{path}: not a manifest: its top level is not an object")
+    return manifest
+
+
+def plot_verb(folder: Path, var_x: str, var_y: str, curve_by: str, output: Path | None, *, as_json: bool) -> int:
+    """One picture and the numbers behind it."""
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from experiments.figures import plot_variables
+
+    results_folder(folder)
+    frame = pd.read_csv(folder / store.SUMMARY)
+    figure = Figure(figsize=(4.6, 3.2), layout="constrained", dpi=200)
+    ax = figure.subplots()
+    try:
+        plotted = plot_variables(frame, var_x, var_y, None if curve_by in ("", "none") else curve_by, ax)
+    except ValueError as error:
+        raise UsageError(f"{folder / store.SUMMARY}: {error}") from error
+    if ax.get_legend() is None and len(ax.get_legend_handles_labels()[0]) > 1:
+        ax.legend(frameon=False)
+    path = output or folder / store.FIGURES / f"{store.checked_name(var_y)}-by-{store.checked_name(var_x)}.png"
+    _save(figure, plotted, path)
+    if output is None:
+        _enter_derived(folder)
+    if as_json:
+        say_json({"figure": str(path), "points": plotted.to_dict("records")})
+    else:
+        say(f"figure: {path}")
+    return exits.OK
+
+
+def _save(figure: Any, plotted: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be written: {error}") from error
+    store.write_whole(path.with_suffix(".csv"), plotted.to_csv(index=False, lineterminator="\n"))
+
+
+def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> int:
+    """Prints a map a cell; a folder of one cell will do as well."""
+    import pandas as pd
+
+    from experiments.figures import memory_map_text
+
+    if width < 1:
+        raise UsageError(f"--width needs at least 1, got {width}")
+    shown = 0
+    for place in map_cells(folder, cell):
+        frame = pd.read_parquet(place / "map.parquet")
+        if not len(frame):
+            continue
+        moment = float(frame["time_s"].median()) if at_s is None else at_s
+        first = frame[frame["time_s"] == frame["time_s"].iloc[0]]
+        num_blocks = int((first["start_block"] + first["num_blocks"]).max()) - 1
+        say(("\n" if shown else "") + place.name)
+        say(memory_map_text(frame, moment, num_blocks, width))
+        shown += 1
+    if not shown:
+        raise UsageError(f"{folder}: no cell with pictures of its pool; run again with --map-frames 160")
+    return exits.OK
+
+
+def map_cells(folder: Path, cell: str | None) -> list[Path]:
+    """Folders with a map.parquet whose names begin with `cell`."""
+    if (folder / "map.parquet").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob(f"{store.CELLS}/*/map.parquet"))
+    chosen = [path for path in found if cell is None or path.name.startswith(cell)]
+    if found and not chosen:
+        raise UsageError(f"no cell begins with {cell!r}; there are {', '.join(path.name for path in found)}")
+    return chosen
