@@ -7,11 +7,15 @@ from math import isqrt
 from typing import TYPE_CHECKING
 
 from engine.core.batch import StepResult
-from sim.cost import StepModel, features_of
+from sim.cost import Features, StepModel, features_of
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch
     from engine.core.request import Request
+
+
+NEVER = 1 << 62
+"""A decode clock beyond every run."""
 
 
 def num_stop_computed(request: Request) -> int:
@@ -26,18 +30,20 @@ def total(first: int, slope: int, num_steps: int) -> int:
 
 def steps_until(first: int, slope: int, duration: int, most: int) -> int:
     """Smallest number of steps, 1 to `most`, that together last `duration` or more; `most` if none does."""
-    if total(first, slope, most) < duration:
+    if most * first + slope * (most * (most - 1) // 2) < duration:
         return most
+    if first >= duration:
+        return 1
     if not slope:
-        return max(-(-duration // first), 1)
+        return -(-duration // first)
     # slope/2 k^2 + (first - slope/2) k >= duration, solved in integers and corrected by at most one step.
     b = 2 * first - slope
-    k = max((isqrt(b * b + 8 * slope * duration) - b) // (2 * slope), 1)
-    while k > 1 and total(first, slope, k - 1) >= duration:
-        k -= 1
-    while total(first, slope, k) < duration:
+    k = (isqrt(b * b + 8 * slope * duration) - b) // (2 * slope)
+    if k * first + slope * (k * (k - 1) // 2) < duration:
         k += 1
-    return min(k, most)
+    elif (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
+        k -= 1
+    return k
 
 
 class CostExecutor:
@@ -52,47 +58,51 @@ class CostExecutor:
         self._stops: list[tuple[int, int, Request]] = []
         """(decode clock at the last step, order, request); entries of requests that left are dropped on sight."""
         self._noted: Batch | None = None
+        self._stop_clock = NEVER
 
     def _note(self, batch: Batch) -> None:
-        if self._noted is not batch:
-            self._noted = batch
-            for request in batch.joined:
-                heappush(self._stops, (num_stop_computed(request) - request.base, request.order, request))
+        """Books the stops of requests that began to decode, and finds the next stop."""
+        self._noted = batch
+        for request in batch.joined:
+            heappush(self._stops, (num_stop_computed(request) - request.base, request.order, request))
+        self._stop_clock = self._next_stop()
 
-    def _next_stop(self, batch: Batch) -> int:
+    def _next_stop(self) -> int:
         """Decode clock at which the first decoding request stops; far away if none decodes."""
         stops = self._stops
         while stops:
             clock, order, request = stops[0]
-            if request.decoding is not None and order == request.order and clock == num_stop_computed(request) - request.base:
-                return clock
+            if request.decoding is not None and order == request.order:
+                if clock == num_stop_computed(request) - request.base:
+                    return clock
             heappop(stops)
-        return batch.clock + self.max_steps
+        return NEVER
 
     def steps_to_stop(self, batch: Batch) -> int:
         """O(log n) amortised."""
-        self._note(batch)
-        return self._next_stop(batch) - batch.clock + 1
+        if self._noted is not batch:
+            self._note(batch)
+        return self._stop_clock - batch.clock + 1
 
     def submit(self, batch: Batch, max_steps: int = 1, until: int | None = None) -> StepResult:
         """Answers at once."""
-        self._note(batch)
+        if self._noted is not batch:
+            self._note(batch)
         features = features_of(batch)
-        first = self._model.duration(features) + self._copy_block_ps * len(batch.copies)
-        steps, slope, durations = 1, 0, None
-        if max_steps > 1:
-            step_slope = self._model.slope(features)
-            if step_slope is None:
-                durations = self._durations(batch, first, max_steps, until)
-                steps = len(durations)
-            else:
-                slope = step_slope
-                steps = max_steps if until is None else steps_until(first, slope, until, max_steps)
-        duration = sum(durations) if durations is not None else total(first, slope, steps)
-        return StepResult(steps, duration, self._stopped(batch, steps), first, slope, durations)
+        first = self._model.duration(features)
+        if batch.copies:
+            first += self._copy_block_ps * len(batch.copies)
+        if max_steps == 1:
+            return StepResult(1, first, self._stopped(batch, 1), first)
+        slope = self._model.slope(features)
+        if slope is None:
+            durations = self._durations(features, first, max_steps, until)
+            steps = len(durations)
+            return StepResult(steps, sum(durations), self._stopped(batch, steps), first, 0, durations)
+        steps = max_steps if until is None else steps_until(first, slope, until, max_steps)
+        return StepResult(steps, total(first, slope, steps), self._stopped(batch, steps), first, slope)
 
-    def _durations(self, batch: Batch, first: int, max_steps: int, until: int | None) -> list[int]:
-        features = features_of(batch)
+    def _durations(self, features: Features, first: int, max_steps: int, until: int | None) -> list[int]:
         seqs = features.num_seqs
         durations, elapsed = [first], first
         for step in range(1, max_steps):
@@ -107,8 +117,12 @@ class CostExecutor:
         return durations
 
     def _stopped(self, batch: Batch, steps: int) -> list[Request]:
-        stopped = [c.request for c in batch.chunks if c.completes and c.request.computed == num_stop_computed(c.request)]
+        stopped = []
+        for request, _, _, completes in batch.chunks:
+            if completes and request.computed == num_stop_computed(request):
+                stopped.append(request)
         last = batch.clock + steps - 1
-        while self._next_stop(batch) == last:
+        while self._stop_clock == last:
             stopped.append(heappop(self._stops)[2])
+            self._stop_clock = self._next_stop()
         return stopped

@@ -8,6 +8,8 @@ run was taken at once, cut anywhere, or stepped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, mul
 from typing import NamedTuple
 
 STATE = (
@@ -38,6 +40,9 @@ TIME, STEPS, EMITTED, COMPUTED = 2 * WIDTH, 2 * WIDTH + 1, 2 * WIDTH + 2, 2 * WI
 """After the time integrals and the per-step sums: duration, steps begun, tokens emitted, tokens computed."""
 COLUMNS = 2 * WIDTH + 4
 
+NO_EDGE = 1 << 200
+"""Beyond all simulated time."""
+
 
 class Growth(NamedTuple):
     """How a run of decode steps changes the state after its first step: one entry a further step, or () for none."""
@@ -61,17 +66,25 @@ class Integrals:
         self.edges = sorted(set(edges))
         self._adjacency = adjacency_matters
         self._rows: list[list[int]] = []
-        self._row = [0] * COLUMNS
-        self._edge = self.edges[0] if self.edges else None
+        self._edge = self.edges[0] if self.edges else NO_EDGE
+        self._open_row()
+
+    def _open_row(self) -> None:
+        self._areas = [0] * WIDTH
+        self._sums = [0] * WIDTH
+        self._duration = self._steps = self._emitted = self._computed = 0
+
+    def _row(self) -> list[int]:
+        return [*self._areas, *self._sums, self._duration, self._steps, self._emitted, self._computed]
 
     def segments(self) -> list[list[int]]:
         """One row of sums a segment, all of them."""
-        rows = [*self._rows, self._row]
+        rows = [*self._rows, self._row()]
         return rows + [[0] * COLUMNS for _ in range(len(self.edges) + 1 - len(rows))]
 
     def add_idle(self, start: int, end: int, state: list[int]) -> None:
         """Time without steps."""
-        while self._edge is not None and end > self._edge:
+        while end > self._edge:
             self._add_time(state, self._edge - start)
             start = self._edge
             self._next_segment()
@@ -79,31 +92,27 @@ class Integrals:
 
     def add_step(self, start: int, duration: int, state: list[int], emitted: int, computed: int) -> None:
         """One step: `state` holds from its start to its end, `emitted` tokens appear at its end."""
-        row = self._row
-        row[STEPS] += 1
-        row[COMPUTED] += computed
-        for index, value in enumerate(state, WIDTH):
-            row[index] += value
+        self._steps += 1
+        self._computed += computed
+        self._sums = list(map(add, self._sums, state))
         end = start + duration
-        while self._edge is not None and end >= self._edge:
+        while end >= self._edge:
             self._add_time(state, self._edge - start)
             start = self._edge
             self._next_segment()
         self._add_time(state, end - start)
-        self._row[EMITTED] += emitted
+        self._emitted += emitted
 
     def _add_time(self, state: list[int], duration: int) -> None:
         if duration:
-            row = self._row
-            row[TIME] += duration
-            for index, value in enumerate(state):
-                row[index] += value * duration
+            self._duration += duration
+            self._areas = [area + value * duration for area, value in zip(self._areas, state, strict=True)]
 
     def _next_segment(self) -> None:
-        self._rows.append(self._row)
-        self._row = [0] * COLUMNS
+        self._rows.append(self._row())
+        self._open_row()
         passed = len(self._rows)
-        self._edge = self.edges[passed] if passed < len(self.edges) else None
+        self._edge = self.edges[passed] if passed < len(self.edges) else NO_EDGE
 
     def add_run(self, start: int, durations: Sequence[int], state: list[int], growth: Growth) -> None:
         """A run of decode steps: each sequence gains a token a step, blocks as `growth` says. `state` is consumed."""
@@ -132,41 +141,51 @@ class Integrals:
         """The same for durations in arithmetic progression; closed form where no edge falls into the run."""
         pairs = steps * (steps - 1) // 2
         duration = steps * first + slope * pairs
-        if self._edge is not None and start + duration >= self._edge:
+        if start + duration >= self._edge:
             self.add_run(start, range(first, first + slope * steps, slope) if slope else [first] * steps, state, growth)
             return
-        row = self._row
-        for index, value in enumerate(state):
-            if value:
-                row[index] += value * duration
-                row[WIDTH + index] += value * steps
         seqs = state[SEQS]
-        row[TIME] += duration
-        row[STEPS] += steps
-        row[EMITTED] += seqs * steps
-        row[COMPUTED] += seqs * steps
-        # sum over steps of step x duration(step), and of step
-        squares = pairs * (2 * steps - 1) // 3
-        row[TOKENS] += seqs * (first * pairs + slope * squares)
-        row[WIDTH + TOKENS] += seqs * pairs
-        self._add_growth(row, first, slope, steps, duration, state, growth)
+        areas = [area + value * duration for area, value in zip(self._areas, state, strict=True)]
+        sums = [total + value * steps for total, value in zip(self._sums, state, strict=True)]
+        # Sums over the steps of their index, and of index x duration.
+        areas[TOKENS] += seqs * (first * pairs + slope * (pairs * (2 * steps - 1) // 3))
+        sums[TOKENS] += seqs * pairs
+        self._areas, self._sums = areas, sums
+        self._duration += duration
+        self._steps += steps
+        self._emitted += seqs * steps
+        self._computed += seqs * steps
+        if growth.used:
+            self._add_growth(first, slope, steps, duration, state, growth)
 
     def _add_growth(
-        self, row: list[int], first: int, slope: int, steps: int, duration: int, state: list[int], growth: Growth
+        self, first: int, slope: int, steps: int, duration: int, state: list[int], growth: Growth
     ) -> None:
         """What begins with step i lasts for the rest of the run."""
-        used_time = used_steps = 0
-        for step, used in enumerate(growth.used, 1):
-            if used:
-                used_time += used * (duration - step * first - slope * (step * (step - 1) // 2))
-                used_steps += used * (steps - step)
-        signs = ((USED, 1), (FREE, -1), (SHORT, -1 if state[SHORT] else 0), (LARGEST, 0 if self._adjacency else -1))
-        for index, sign in signs:
-            row[index] += sign * used_time
-            row[WIDTH + index] += sign * used_steps
-        for index, sign, changes in ((INTERNAL, 1, growth.internal), (CACHED, -1, growth.evicted)):
-            for step, change in enumerate(changes, 1):
-                if change:
-                    rest = duration - step * first - slope * (step * (step - 1) // 2)
-                    row[index] += sign * change * rest
-                    row[WIDTH + index] += sign * change * (steps - step)
+        used, internal, evicted = growth
+        # Elapsed time at the start of each further step.
+        begins = list(accumulate(range(first, first + slope * (steps - 1), slope) if slope else [first] * (steps - 1)))
+        area = _tail_area(used, begins, duration, steps)
+        self._add(USED, area, 1)
+        self._add(FREE, area, -1)
+        if state[SHORT]:
+            self._add(SHORT, area, -1)
+        if not self._adjacency:
+            self._add(LARGEST, area, -1)
+        if internal:
+            self._add(INTERNAL, _tail_area(internal, begins, duration, steps), 1)
+        if evicted:
+            self._add(CACHED, area if evicted is used else _tail_area(evicted, begins, duration, steps), -1)
+
+    def _add(self, index: int, area: tuple[int, int], sign: int) -> None:
+        self._areas[index] += sign * area[0]
+        self._sums[index] += sign * area[1]
+
+
+def _tail_area(changes: Sequence[int], begins: Sequence[int], duration: int, steps: int) -> tuple[int, int]:
+    """Time integral and per-step sum of changes that each last from their step to the end of the run."""
+    total = sum(changes)
+    return (
+        total * duration - sum(map(mul, changes, begins)),
+        total * steps - sum(map(mul, changes, range(1, steps))),
+    )

@@ -193,7 +193,8 @@ class Recorder:
 
     def _start_tails(self, batch: Batch) -> None:
         """Last blocks taken in this step; those that decoding will take later go into the calendar."""
-        for request in [chunk.request for chunk in batch.chunks] if batch.chunks else ():
+        for chunk in batch.chunks:
+            request = chunk.request
             start, tail = self._tail_from(request)
             if request.computed >= start and request not in self._tails:
                 self._begin_tail(request, tail)
@@ -201,8 +202,9 @@ class Recorder:
             if request not in self._tails:
                 start, tail = self._tail_from(request)
                 self._tail_calendar.setdefault(max(start - request.base, batch.clock), []).append(request)
-        for request, tail in self._due_tails(batch.decodes, batch.clock):
-            self._begin_tail(request, tail)
+        if batch.clock in self._tail_calendar:
+            for request, tail in self._due_tails(batch.decodes, batch.clock):
+                self._begin_tail(request, tail)
 
     def _begin_tail(self, request: Request, tail: int) -> None:
         self._tails[request] = tail
@@ -292,19 +294,24 @@ class Recorder:
         if not self._pages:
             return NO_GROWTH
         size, decodes = self._block_size, batch.decodes
-        buckets, period, clock = decodes.buckets, decodes.period, decodes.clock
-        used = [len(buckets[(clock + step) % period]) * size for step in range(steps - 1)]
-        internal = [0] * (steps - 1)
-        for step in range(1, steps):
-            if batch.clock + step in self._tail_calendar:
-                for request, tail in self._due_tails(decodes, batch.clock + step):
-                    self._begin_tail(request, tail)
-                    internal[step - 1] += tail
+        used = [count * size for count in decodes.growth_counts(steps - 1)]
+        internal: list[int] = []
+        calendar = self._tail_calendar
+        if calendar:
+            begin = batch.clock + 1
+            for clock in range(begin, begin + steps - 1):
+                if clock in calendar:
+                    internal = internal or [0] * (steps - 1)
+                    for request, tail in self._due_tails(decodes, clock):
+                        self._begin_tail(request, tail)
+                        internal[clock - begin] += tail
         return Growth(used, internal, self._evictions(used))
 
     def _evictions(self, used: Sequence[int]) -> Sequence[int]:
         """Cached slots given up: blocks come from the unhashed free ones as long as there are any."""
         spare = (self._stats.num_free - self._stats.num_cached_free) * self._block_size
+        if not spare:
+            return used
         if spare >= sum(used):
             return ()
         evicted = []

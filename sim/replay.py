@@ -36,25 +36,25 @@ class Arrivals:
         self._requests: Iterator[Request] = iter(requests)
         self._scheduler = scheduler
         self._recorder = recorder
-        self._next: Request | None = self._pull()
+        self._next: Request | None = None
+        self.next_time: int | None = None
+        """When the next request arrives; None after the last."""
+        self._pull()
 
-    def _pull(self) -> Request | None:
+    def _pull(self) -> None:
+        self._next = self.next_time = None
         for request in self._requests:
             if not self._scheduler.refuses_forever(request):
-                return request
+                self._next, self.next_time = request, request.arrival
+                return
             self._recorder.turn_away(request, "rejected")
-        return None
-
-    def next_time(self) -> int | None:
-        """When the next request arrives; None after the last."""
-        return None if self._next is None else self._next.arrival
 
     def enqueue_until(self, now: int) -> None:
         """Queues everything that has arrived."""
         while self._next is not None and self._next.arrival <= now:
             self._recorder.arrive(self._next)
             self._scheduler.add(self._next)
-            self._next = self._pull()
+            self._pull()
 
     def drain(self) -> None:
         """Queues the rest, so that a run that is cut accounts for every request."""
@@ -105,9 +105,11 @@ class Replay:
             now = int(env.now)
             if self._end is not None and now >= self._end:
                 return
-            arrivals.enqueue_until(now)
+            due = arrivals.next_time
+            if due is not None and due <= now:
+                arrivals.enqueue_until(now)
             if not scheduler.running and not scheduler.waiting:
-                wake = self._wake(arrivals.next_time())
+                wake = self._wake(arrivals.next_time)
                 if wake is None:
                     return
                 recorder.idle(now, wake)
@@ -115,11 +117,13 @@ class Replay:
                 continue
             batch = scheduler.schedule()
             recorder.scheduled(now, batch)
-            self._watch_progress(batch)
-            if not batch.num_seqs:
-                continue
+            if batch.preempted or not batch.num_seqs:
+                self._watch_progress(batch)
+                if not batch.num_seqs:
+                    continue
+            self._stuck = 0
             result = self._submit(now, batch)
-            recorder.elapsed(now, batch, result, arrivals.next_time())
+            recorder.elapsed(now, batch, result, arrivals.next_time)
             turns += 1
             if self._on_turn is not None and not turns & 1023:
                 self._on_turn(now)
@@ -138,7 +142,7 @@ class Replay:
         """Runs the batch up to the next arrival that may matter, or up to the cut."""
         until: int | None = None
         if self._scheduler.arrival_matters():
-            until = self._arrivals.next_time()
+            until = self._arrivals.next_time
         if self._end is not None:
             until = self._end if until is None else min(until, self._end)
         relative = None if until is None else until - now
@@ -150,9 +154,7 @@ class Replay:
 
     def _watch_progress(self, batch: Batch) -> None:
         """Raises where a broken scheduler or allocator would spin for ever."""
-        if batch.num_seqs:
-            self._stuck = 0
-        else:
+        if not batch.num_seqs:
             self._stuck += 1
             if self._stuck > 2:
                 head = self._scheduler.waiting.head()

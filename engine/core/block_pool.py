@@ -67,6 +67,12 @@ class BlockPool:
         """Free blocks that hold cached content."""
         return self._free.num_at_back - self.num_unhashed_back
 
+    def count_free(self) -> tuple[int, int]:
+        """(`num_free`, `num_cached_free`) at the price of one."""
+        free = self._free
+        at_back = free.num_at_back
+        return len(free.stack) + at_back, at_back - self.num_unhashed_back
+
     def ref_cnt(self, block_id: int) -> int:
         """Number of tables that hold the block."""
         return self._ref_cnt[block_id]
@@ -153,7 +159,8 @@ class BlockPool:
 
     def _release_shared(self, block_ids: Sequence[int], num_full: int) -> None:
         ref_cnt = self._ref_cnt
-        full, empty = [], []
+        full: list[int] = []
+        empty: list[int] = []
         for index, block_id in enumerate(block_ids):
             ref_cnt[block_id] -= 1
             if ref_cnt[block_id]:

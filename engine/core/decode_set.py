@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,25 @@ class DecodeSet:
     def growing(self, step: int = 0) -> Sequence[Request]:
         """Members that outgrow what they hold in the `step`-th step from now (0 = the next one), in running order."""
         return self.buckets[(self.clock + step) % self.period] if self.period else ()
+
+    def growing_in(self, num_steps: int) -> Sequence[Request]:
+        """Members that outgrow what they hold in the next `num_steps` steps, in (step, running order)."""
+        buckets, period, clock = self.buckets, self.period, self.clock
+        if num_steps == 1:
+            return buckets[clock % period]
+        first = clock % period
+        if first + num_steps <= period:
+            return list(chain.from_iterable(buckets[first : first + num_steps]))
+        return list(chain.from_iterable([buckets[step % period] for step in range(clock, clock + num_steps)]))
+
+    def growth_counts(self, num_steps: int) -> list[int]:
+        """How many members outgrow what they hold, in each of the next `num_steps` steps."""
+        if not self.period:
+            return [0] * num_steps
+        counts = list(map(len, self.buckets))
+        phase = self.clock % self.period
+        counts = counts[phase:] + counts[:phase]
+        return (counts * (num_steps // self.period + 1))[:num_steps]
 
     def filling(self, block_size: int, step: int = 0) -> Sequence[Request]:
         """Members whose token of that step is the last of its block, in running order; needs period = block_size."""

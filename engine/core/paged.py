@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.core.allocator import (
     CACHED,
+    EMPTY_GRANT,
     FREE,
     NO_HIT,
     NULL,
@@ -94,13 +95,15 @@ class PagedAllocator:
         free = self.pool.num_free - self.one_free_each
         if watch is not None:
             limit = min(limit, self._steps_before_commit(requests, watch, limit))
-        size, members = self.block_size, len(requests)
+        size, members = self.block_size, len(requests.members)
         if (limit // size + 1) * members <= free:
             return limit
-        full = max(free // members if members else 0, 0)
-        steps, left = full * size, free - full * members
+        if free < 0:
+            return 0
+        full = free // members
+        steps, left, buckets, clock = full * size, free - full * members, requests.buckets, requests.clock
         while steps < limit:
-            left -= len(requests.growing(steps))
+            left -= len(buckets[(clock + steps) % size])
             if left < 0:
                 return steps
             steps += 1
@@ -191,11 +194,7 @@ class PagedAllocator:
         Blocks that only their owner could ever look up are committed when it lets go of them: until then nobody can
         tell the difference.
         """
-        buckets, period, clock = requests.buckets, requests.period, requests.clock
-        if num_steps == 1:
-            growing = buckets[clock % period]
-        else:
-            growing = [r for step in range(clock, clock + num_steps) for r in buckets[step % period]]
+        growing = requests.growing_in(num_steps)
         taken: list[int] = []
         if growing:
             taken = self.pool.take(len(growing))
@@ -204,7 +203,7 @@ class PagedAllocator:
         if self.enable_caching and (requests.num_sharing or self.pool.events is not None):
             for step in range(num_steps):
                 self._commit_filling(requests, step)
-        return Grant((taken,))
+        return Grant((taken,)) if taken else EMPTY_GRANT
 
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
@@ -262,17 +261,18 @@ class PagedAllocator:
     def stats(self) -> AllocatorStats:
         """Counters of the pool; any free block serves any request, so all of them are one extent."""
         pool = self.pool
-        free = pool.num_free
+        free, cached = pool.count_free()
+        extra = pool.num_extra_references
         return AllocatorStats(
-            num_free=free,
-            num_cached_free=pool.num_cached_free if self.enable_caching else 0,
-            num_referenced=self.capacity_blocks - free,
-            num_extra_references=pool.num_extra_references,
-            num_extra_slots=pool.num_extra_references * self.block_size,
-            num_asked_slots=0,
-            largest_free_extent=free,
-            num_evictions=pool.num_evictions,
-            num_copies=0,
+            free,
+            cached if self.enable_caching else 0,
+            self.capacity_blocks - free,
+            extra,
+            extra * self.block_size,
+            0,  # nothing is asked for ahead of need
+            free,
+            pool.num_evictions,
+            0,
         )
 
     def regions(self) -> Regions:

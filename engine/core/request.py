@@ -46,6 +46,7 @@ class Request:
         "num_hashed",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_stop_tokens",
         "oracle_output_tokens",
         "order",
         "priority",
@@ -79,6 +80,8 @@ class Request:
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.oracle_output_tokens = max_tokens if oracle_output_tokens is None else oracle_output_tokens
+        self.num_stop_tokens = min(self.oracle_output_tokens, max_tokens)
+        """Output tokens after which the request stops: its true length, cut at `max_tokens`. For executors."""
         self.arrival = arrival
         self.priority = priority
         self.content = PrivateContent() if content is None else content
@@ -110,11 +113,6 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def num_stop_tokens(self) -> int:
-        """Output tokens after which the request stops: its true length, cut at `max_tokens`. For executors."""
-        return min(self.oracle_output_tokens, self.max_tokens)
 
     def __repr__(self) -> str:
         return (

@@ -302,7 +302,7 @@ class Scheduler:
                 self._catching_up.remove(request)
                 decodes.add(request)
                 self._joined.append(request)
-        finished = sorted(result.stopped, key=_order)
+        finished = sorted(result.stopped, key=_order) if len(result.stopped) > 1 else list(result.stopped)
         for request in finished:
             request.status = Status.FINISHED
             self._leave(request)
