@@ -1,0 +1,316 @@
+"""The reference: a replay that steps one by one and scans everything at each step.
+
+Plain lists, explicit counters, no decode clock, no runs, no sums kept from step to step. The paged pool is written
+anew; contiguous placement is the real allocator's, driven one request at a time. Costs are the real step models'.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from typing import Any
+
+from engine.core.allocator import CACHED, FREE, NO_HIT, NULL, Reason, Refusal
+from engine.core.registry import make_allocator
+from sim import integrals as at
+from sim import simulate as simulate_module
+from sim.arrivals import LengthLimits
+from sim.cost import Features
+from sim.recorder import RequestRow
+from tests.sim.cases import Case, free_queue, prepared
+from tests.sim.naive_paged import NaivePaged
+
+
+class NaiveRequest:
+    """A request with its history; looks to a real allocator like one of its own."""
+
+    def __init__(self, request: Any) -> None:
+        self.request_id, self.arrival, self.priority = request.request_id, request.arrival, request.priority
+        self.num_prompt_tokens, self.max_tokens = request.num_prompt_tokens, request.max_tokens
+        self.oracle = request.oracle_output_tokens
+        self.num_stop_tokens = min(self.oracle, self.max_tokens)
+        self.content = request.content
+        self.computed, self.known = 0, self.num_prompt_tokens
+        self.blocks, self.row, self.num_hashed = None, 0, 0
+        self.first_scheduled = self.first_token = self.preempted_at = -1
+        self.high = self.hits = self.total = self.again = self.preempted = self.num_preemptions = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.computed
+
+    @property
+    def num_tokens(self) -> int:
+        return self.known
+
+    def compute(self, count: int) -> None:
+        self.total += count
+        self.again += sum(position < self.high for position in range(self.computed, self.computed + count))
+        self.computed += count
+        self.high = max(self.high, self.computed)
+
+    def to_row(self, status: str, finish: int) -> RequestRow:
+        return RequestRow(
+            self.request_id, status, self.arrival, self.first_scheduled, self.first_token, finish,
+            self.num_prompt_tokens, self.known - self.num_prompt_tokens, self.max_tokens, self.priority,
+            self.num_preemptions, self.hits, self.total, self.again, self.preempted,
+        )  # fmt: skip
+
+
+class NaiveReplay:
+    """Runs a case on its own; `seen` is comparable with `tests.sim.cases.seen_of`."""
+
+    def __init__(self, case: Case, edges: list[int]) -> None:
+        spec = case.spec
+        self.spec, self.limits, self.model, self.edges = spec, spec.limits, case.model, edges
+        self.size, self.capacity = spec.pool.block_size, spec.pool.capacity_blocks
+        self.paged = spec.allocator == "paged"
+        self.pool: Any = NaivePaged(spec.pool) if self.paged else make_allocator(spec.allocator, spec.pool)
+        self.end = None if spec.end_s is None else round(spec.end_s * 10**12)
+        self.rows: list[RequestRow] = []
+        self.segments = [[0] * at.COLUMNS for _ in range(len(edges) + 1)]
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.blocked: list[tuple[int, int]] = []
+        self.freed: list[Any] = []
+        self.copies = self.steps = 0
+        self.running: list[NaiveRequest] = []
+        self.waiting: list[NaiveRequest] = []
+        lengths = LengthLimits(self.limits.max_model_len, self.capacity * self.size, spec.too_long)
+        with prepared(case):
+            made = [NaiveRequest(r) for r in simulate_module.requests_of(case.trace, lengths, self.rows.append)]
+        self.to_come = [r for r in made if not self.turned_away(r)]
+
+    def turned_away(self, request: NaiveRequest) -> bool:
+        too_long = request.num_prompt_tokens + request.max_tokens > self.limits.max_model_len
+        if too_long or self.pool.refuses_forever(request):
+            self.rows.append(request.to_row("rejected", -1))
+            return True
+        return False
+
+    # time -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        now = 0
+        while self.end is None or now < self.end:
+            while self.to_come and self.to_come[0].arrival <= now:
+                self.arrive()
+            if not self.running and not self.waiting:
+                bounds = [r.arrival for r in self.to_come[:1]] + [self.end] * (self.end is not None)
+                if not bounds:
+                    break
+                self.idle(now, min(bounds))
+                now = min(bounds)
+                continue
+            now, cut = self.step(now)
+            if cut:
+                break
+        while self.to_come:
+            self.arrive()
+        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting]
+        return self.seen(now if self.end is None else min(now, self.end))
+
+    def arrive(self) -> None:
+        request = self.to_come.pop(0)
+        self.starts.append(request.arrival)
+        self.enqueue(request)
+
+    def enqueue(self, request: NaiveRequest) -> None:
+        self.waiting.append(request)
+        if self.limits.policy == "priority":
+            self.waiting.sort(key=lambda r: (r.priority, r.arrival, r.request_id))
+
+    def idle(self, start: int, end: int) -> None:
+        self.over(start, end, [0] * 9 + self.pool_state(), steps=0)
+
+    def step(self, now: int) -> tuple[int, bool]:
+        """One step: its end, and whether the run is cut in it."""
+        scheduled, refusal = self.schedule(now)
+        if not scheduled:
+            return now, False
+        rows = [(r.computed - n, n) for r, n in scheduled]
+        pairs = sum(n * context + n * (n + 1) // 2 for context, n in rows)
+        features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs)
+        end = now + self.model.duration(features)
+        self.steps += 1
+        self.over(now, end, self.state(refusal), steps=1)
+        sampled = [r for r, _ in scheduled if r.computed == r.known]
+        self.segments[bisect_right(self.edges, now)][at.COMPUTED] += features.num_new_tokens
+        self.segments[bisect_right(self.edges, end)][at.EMITTED] += len(sampled)
+        if refusal and len(self.waiting) > 1:
+            start = self.blocked.pop()[0] if self.blocked and self.blocked[-1][1] == now else now
+            self.blocked.append((start, end))
+        if self.end is not None and end > self.end:
+            return end, True
+        self.update(end, sampled)
+        return end, False
+
+    def update(self, end: int, sampled: list[NaiveRequest]) -> None:
+        for grant in self.grants:
+            self.pool.settle(grant)
+        for request in sampled:
+            request.known += 1
+            if request.first_token < 0:
+                request.first_token = end
+        for request in [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]:
+            self.release(request)
+            status = "truncated" if request.max_tokens < request.oracle else "finished"
+            self.rows.append(request.to_row(status, end))
+
+    # decisions ------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: int) -> tuple[list[tuple[NaiveRequest, int]], Refusal | None]:
+        budget, counts, lost = self.limits.max_num_batched_tokens, {}, False
+        copies: dict[NaiveRequest, int] = {}
+        self.grants: list[Any] = []
+        for request in list(self.running):
+            if request not in self.running or budget <= 0:
+                continue
+            count = self.capped(request.known - request.computed)
+            count = min(count, budget, self.limits.max_model_len - 1 - request.computed)
+            while isinstance(grant := self.pool.extend((request,), (request.computed + count,)), Refusal):
+                victim = self.victim()
+                budget += counts.pop(victim, 0)
+                copies.pop(victim, None)
+                self.preempt(now, victim)
+                lost = True
+                if victim is request:
+                    break
+            else:
+                counts[request] = count
+                budget -= count
+                if grant.moved:
+                    self.grants.append(grant)
+                    copies[request] = len(grant.copies)
+        self.copies += sum(copies.values())
+        for request, count in counts.items():
+            request.compute(count)
+        refusal = None if lost else self.admit(now, budget, counts)
+        return list(counts.items()), refusal
+
+    def capped(self, count: int) -> int:
+        threshold = self.limits.long_prefill_token_threshold
+        return threshold if 0 < threshold < count and len(self.running) + len(self.waiting) > 1 else count
+
+    def victim(self) -> NaiveRequest:
+        if self.limits.policy == "fcfs":
+            return self.running[-1]
+        worst = max((r.priority, r.arrival) for r in self.running)
+        return next(r for r in self.running if (r.priority, r.arrival) == worst)
+
+    def preempt(self, now: int, victim: NaiveRequest) -> None:
+        self.release(victim)
+        victim.computed, victim.preempted_at = 0, now
+        victim.num_preemptions += 1
+        self.starts.append(now)
+        if self.limits.policy == "priority":
+            self.enqueue(victim)
+        else:
+            self.waiting.insert(0, victim)
+
+    def release(self, request: NaiveRequest) -> None:
+        self.freed.append((request.request_id, request.computed, tuple(self.pool.block_table(request))))
+        self.pool.free(request)
+        self.running.remove(request)
+
+    def admit(self, now: int, budget: int, counts: dict[NaiveRequest, int]) -> Refusal | None:
+        limits = self.limits
+        while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
+            request = self.waiting[0]
+            hit = self.pool.lookup(request) if self.paged else NO_HIT
+            count = self.capped(request.known - hit.num_tokens)
+            if count > budget and not limits.chunked_prefill:
+                return None
+            count = min(count, budget)
+            answer = self.pool.admit(
+                request, hit.num_tokens + count, hit, whole=request.known if limits.full_sequence_gate else 0,
+                others_running=bool(self.running),
+            )  # fmt: skip
+            if isinstance(answer, Refusal):
+                return answer
+            budget -= count
+            self.running.append(self.waiting.pop(0))
+            self.begin(now, request, hit.num_tokens)
+            request.compute(count)
+            counts[request] = count
+        return None
+
+    def begin(self, now: int, request: NaiveRequest, num_hit_tokens: int) -> None:
+        request.computed = num_hit_tokens
+        request.high = max(request.high, num_hit_tokens)
+        self.ends.append(now)
+        if request.first_scheduled < 0:
+            request.first_scheduled, request.hits = now, num_hit_tokens
+        else:
+            request.preempted += now - request.preempted_at
+
+    # accounting -----------------------------------------------------------------------------------------------------
+
+    def pool_state(self) -> list[int]:
+        """cached, largest, free."""
+        stats, size = self.pool.stats(), self.size
+        return [stats.num_cached_free * size, stats.largest_free_extent * size, stats.num_free * size]
+
+    def state(self, refusal: Refusal | None) -> list[int]:
+        """By physical block: what its owners have filled, and what they will."""
+        size, last = self.size, 0 if self.spec.final_token_has_slot else 1
+        filled, final, owners = Counter(), Counter(), Counter()
+        for request in self.running:
+            whole = request.num_prompt_tokens + request.num_stop_tokens - last
+            for index, block_id in enumerate(self.pool.block_table(request)):
+                owners[block_id] += 1
+                filled[block_id] = max(filled[block_id], min(max(request.computed - index * size, 0), size))
+                final[block_id] = max(final[block_id], min(max(whole - index * size, 0), size))
+        internal = sum(size - max(final[b], filled[b]) for b in owners)
+        extra = sum(count - 1 for count in owners.values()) * size
+        tokens = sum(r.computed for r in self.running)
+        assert tokens - extra == sum(filled.values()), "live tokens by block and by request differ"
+        leaving = 0
+        if not self.paged:
+            regions = self.pool.regions()
+            free = (NULL, FREE, CACHED)
+            leaving = sum(
+                n for n, o in zip(regions.length.tolist(), regions.owner.tolist(), strict=True) if o not in free
+            ) - len(owners)
+        used = (len(owners) + leaving) * size
+        total = sum(r.num_prompt_tokens + r.num_stop_tokens for r in self.running)
+        cached, largest, left = self.pool_state()
+        assert used + left == self.capacity * size
+        hole = refusal is not None and refusal.reason is Reason.NO_HOLE
+        return [
+            len(self.running), tokens, used, internal + leaving * size, extra, self.pool.stats().num_asked_slots, total,
+            left if hole else 0, left if refusal is not None and not hole else 0, cached, largest, left,
+        ]  # fmt: skip
+
+    def over(self, start: int, end: int, state: list[int], *, steps: int) -> None:
+        """Adds a state that held from `start` to `end`, segment by segment."""
+        bounds = [0, *self.edges, max(end, *self.edges, 0) + 1 if self.edges else end + 1]
+        for row, low, high in zip(self.segments, bounds[:-1], bounds[1:], strict=True):
+            part = max(min(high, end) - max(low, start), 0)
+            row[at.TIME] += part
+            for index, value in enumerate(state):
+                row[index] += value * part
+        if steps:
+            row = self.segments[bisect_right(self.edges, start)]
+            row[at.STEPS] += 1
+            for index, value in enumerate(state, at.WIDTH):
+                row[index] += value
+
+    def seen(self, makespan: int) -> dict[str, Any]:
+        return {
+            "rows": sorted(self.rows),
+            "segments": self.segments,
+            "waits": (sorted(self.starts), sorted(self.ends)),
+            "blocked": self.blocked,
+            "freed": self.freed,
+            "tables": [(r.request_id, tuple(self.pool.block_table(r))) for r in self.running],
+            "free queue": self.pool.queue if self.paged else free_queue(self.pool),
+            "makespan": makespan,
+            "steps": self.steps,
+            "copies": self.copies,
+        }
+
+
+def naively(case: Case, edges: list[int]) -> dict[str, Any]:
+    """The case, replayed by the reference."""
+    return NaiveReplay(case, edges).run()

@@ -1,0 +1,104 @@
+"""Event skipping is exact: rows, tables, free queue, integrals, waiting and blocking times, bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.replay import Livelock
+from sim.shadow import ShadowExecutor
+from tests.sim.cases import FITS, Case, Watched, differences, play, random_case
+from tests.sim.check import blanked, check_case, misses_commits
+
+SEEDS = st.integers(0, 2**32 - 1)
+ALLOCATORS = (
+    "orca-max",
+    "orca-pow2",
+    "orca-oracle",
+    *(f"contiguous-{reserve}-{fit}" for reserve in ("limit", "chunk(16)", "chunk(48)") for fit in FITS),
+)
+
+
+def random_cases(count: int) -> settings:
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None)
+
+
+@given(seed=SEEDS)
+@random_cases(250)
+def test_paged_replays_are_the_same_stepped_skipped_cut_and_naive(seed):
+    check_case(random_case(seed, "paged"))
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@given(seed=SEEDS)
+@random_cases(12)
+def test_contiguous_replays_are_the_same_stepped_skipped_cut_and_naive(allocator, seed):
+    case = random_case(seed, allocator)
+    if "chunk" not in allocator or not int(allocator.split("(")[1].split(")")[0]) % case.spec.pool.block_size:
+        check_case(case)
+
+
+def decides_before_it_computes(case: Case) -> bool:
+    """Whether the case meets the fault that `test_known_faults` shows: a request that is preempted in the step that
+    fills its blocks leaves them findable."""
+    return case.spec.limits.policy == "priority" and case.spec.pool.enable_caching
+
+
+@given(seed=SEEDS)
+@random_cases(150)
+def test_every_request_reads_its_own_tokens_and_the_shadow_decides_nothing(seed):
+    case = random_case(seed)
+    skipped = check_case(case) if seed % 4 == 0 else play_or_none(case)
+    if skipped is not None and not decides_before_it_computes(case):
+        watched = play(case, executor=ShadowExecutor)
+        left, right = (blanked(case, w.seen, all_of_it=False) for w in (skipped, watched))
+        assert misses_commits(case, watched) or not differences(left, right)
+
+
+def play_or_none(case: Case) -> Watched | None:
+    try:
+        return play(case)
+    except Livelock:
+        return None
+
+
+def test_the_random_cases_meet_what_they_are_meant_to_meet():
+    """No vacuous property: runs are long, memory runs out, prefixes hit, requests are cut, turned away, truncated."""
+    met: Counter[str] = Counter()
+    for seed in range(250):
+        case = random_case(seed)
+        skipped = play_or_none(case)
+        if skipped is None:
+            continue
+        run, rows = skipped.run, skipped.run.rows
+        met["steps"] += run.recorder.num_steps
+        met["turns"] += run.recorder.num_turns
+        met["preemptions"] += sum(row.num_preemptions for row in rows)
+        met["preempted twice"] += sum(row.num_preemptions > 1 for row in rows)
+        met["hits"] += run.scheduler.prefix.hits
+        met["hits after preemption"] += run.scheduler.prefix.preempted_hits
+        met["evictions"] += run.allocator.stats().num_evictions
+        met["copies"] += run.recorder.num_copied_blocks
+        met["blocked"] += len(run.recorder.blocked)
+        met["arrivals at a boundary"] += sum(row.first_scheduled == row.arrival > 0 for row in rows)
+        met.update(row.status for row in rows)
+    assert met["steps"] > 2 * met["turns"]
+    at_least = {
+        "preemptions": 50,
+        "preempted twice": 10,
+        "hits": 50,
+        "hits after preemption": 20,
+        "evictions": 50,
+        "copies": 20,
+        "blocked": 50,
+        "arrivals at a boundary": 50,
+        "finished": 500,
+        "truncated": 50,
+        "rejected": 50,
+        "failed": 10,
+        "unfinished": 50,
+    }
+    assert {name: met[name] for name, least in at_least.items() if met[name] < least} == {}
