@@ -24,13 +24,10 @@ from engine.core.trials import RequestSource, advance, random_config, serve_alon
 __all__ = ["ContractViolation", "ShadowMemory", "check_state", "run_contract", "snapshot"]
 
 
-def run_contract(
-    make: Callable[[PoolConfig], KVAllocator],
-    *,
-    seed: int,
-    num_actions: int = 60,
-    config: PoolConfig | None = None,
-) -> None:
+Factory = Callable[[PoolConfig], KVAllocator]
+
+
+def run_contract(make: Factory, *, seed: int, num_actions: int = 60, config: PoolConfig | None = None) -> None:
     """Drives one allocator through `num_actions` random actions; ContractViolation at the first broken rule.
 
     Without `config` the seed also draws the pool. Same arguments, same actions."""
@@ -44,17 +41,13 @@ def run_contract(
         actor.drain()
     except Exception as error:
         tail = "\n  ".join(history)
-        raise ContractViolation(
-            f"{type(error).__name__}: {error}\nseed={seed}, {config}\n  {tail}"
-        ) from error
+        raise ContractViolation(f"{type(error).__name__}: {error}\nseed={seed}, {config}\n  {tail}") from error
 
 
 class _Actor:
     """A scheduler that does random things to one allocator and watches it."""
 
-    def __init__(
-        self, make: Callable[[PoolConfig], KVAllocator], config: PoolConfig, rng: Random, history: deque[str]
-    ) -> None:
+    def __init__(self, make: Factory, config: PoolConfig, rng: Random, history: deque[str]) -> None:
         self.make, self.config, self.rng, self.history = make, config, rng, history
         self.allocator = make(config)
         self.shadow = ShadowMemory(self.allocator.num_blocks, config.block_size)
@@ -63,13 +56,14 @@ class _Actor:
         self.unsettled: list[Grant] = []
         self.has_surplus: set[Request] = set()
         self.source = RequestSource(config, rng)
+        self.weights = (8, rng.choice((2, 8)), rng.choice((2, 8)), rng.choice((1, 4)), rng.choice((1, 4)), 3, 1)
         self.empty = self.allocator.stats()
         expect(self.empty.num_free == config.capacity_blocks, "a new pool is free", self.empty, config)
 
     def act(self) -> None:
         """One random action, then every check."""
         acts = (self.admit, self.extend, self.decode, self.preempt, self.finish, self.settle, self.misuse)
-        self.rng.choices(acts, (6, 8, 6, 1, 2, 3, 1))[0]()
+        self.rng.choices(acts, self.weights)[0]()
         self.check()
 
     def check(self) -> None:
@@ -176,8 +170,7 @@ class _Actor:
         requests = rng.sample(self.running, min(rng.choice((1, 1, 1, 2, 3)), len(self.running)))
         rooms = [min(r.num_tokens, self.last_slot(r)) - r.computed for r in requests]
         totals = [
-            r.computed + rng.choice((room, rng.randint(0, room)))
-            for r, room in zip(requests, rooms, strict=True)
+            r.computed + rng.choice((room, rng.randint(0, room))) for r, room in zip(requests, rooms, strict=True)
         ]
         ahead, before = rng.choice((0, 0, 0, rng.randint(1, 5))), self.snapshot()
         tables = [list(self.allocator.block_table(r)) for r in requests]
@@ -200,9 +193,7 @@ class _Actor:
             )
         before = self.snapshot()
         again = self.allocator.extend(requests, totals, num_lookahead=ahead)
-        if (
-            isinstance(again, Grant) or not self.config.one_free_each
-        ):  # that rule counts free blocks, needed or not
+        if isinstance(again, Grant) or not self.config.one_free_each:  # that rule counts free blocks, needed or not
             expect(isinstance(again, Grant) and not any(again.new_blocks), "extend is idempotent", again)
         self.unchanged(before, "extend is idempotent")
         self.ran(answer, requests, totals)
@@ -228,28 +219,38 @@ class _Actor:
         members = [r for r in members if r.computed < self.last_slot(r)]
         if period is None or not members:
             return
+        if rng.random() < 0.3:
+            members = [rng.choice(members)]
         limit = rng.randint(1, min(self.last_slot(r) - r.computed for r in members))
-        waiting = rng.choice(self.waiting) if self.waiting and rng.random() < 0.5 else None
-        hit = self.lookup(waiting) if waiting else NO_HIT
+        watcher = self.watcher(members)
+        hit = self.lookup(watcher) if watcher else NO_HIT
         decoding = DecodeSet.of(members, period)
         steps = self.pure(self.allocator.free_run, decoding, limit, hit.missing)
         self.note(f"decode {members}, free_run({limit}, {hit.missing!r})", steps)
         expect(0 <= steps <= limit, "free_run lies in 0..limit", steps, limit)
         copies = [deepcopy((self.allocator, decoding)) for _ in range(2)]
         before = [r.num_computed_tokens for r in members]
-        done = advance(self.allocator, decoding, [steps])
+        done = advance(self.allocator, decoding, [steps], self.waiting)
         cut = rng.randint(0, steps)
         for rule, other in (
-            ("advance = the single steps that free_run allowed", step_singly(*copies[0], steps)),
-            ("advance(a + b) = advance(a); advance(b)", advance(*copies[1], [cut, steps - cut])),
+            ("advance = the single steps that free_run allowed", step_singly(*copies[0], steps, self.waiting)),
+            ("advance(a + b) = advance(a); advance(b)", advance(*copies[1], [cut, steps - cut], self.waiting)),
         ):
             expect(done == other, rule, done, other)
         for request, start in zip(members, before, strict=True):
             decoding.remove(request)
             self.shadow.write(request, start, start + steps, self.allocator.block_table(request))
-        if waiting:
-            after = self.lookup(waiting)
+        if hit.missing is not None:
+            after = self.lookup(watcher)  # type: ignore[arg-type]
             expect(after.num_tokens <= hit.num_tokens, "free_run ends before the watched commit", after, hit)
+
+    def watcher(self, members: Sequence[Request]) -> Request | None:
+        """A request whose hit grows when a member fills its next block, or one that waits."""
+        sharing = [request for request in members if request.content.shares_outputs]
+        if sharing and self.rng.random() < 0.7:
+            twin = self.rng.choice(sharing)
+            return Request("watcher", self.last_slot(twin) + 1, 1, content=twin.content)
+        return self.rng.choice(self.waiting) if self.waiting else None
 
     def preempt(self) -> None:
         """The last one gives up its memory and waits, to compute everything again."""
@@ -281,12 +282,8 @@ class _Actor:
         stranger, allocator = self.source.new_request(), self.allocator
         self.wrong(KeyError, allocator.free, stranger)
         self.wrong(KeyError, allocator.block_table, stranger)
-        self.wrong(
-            KeyError,
-            allocator.extend,
-            (*self.running[:1], stranger),
-            [1] * len((*self.running[:1], stranger)),
-        )
+        mixed = (*self.running[:1], stranger)
+        self.wrong(KeyError, allocator.extend, mixed, [1] * len(mixed))
         self.wrong(ValueError, allocator.admit, stranger, 0)
         if self.running:
             self.wrong(ValueError, allocator.admit, self.running[0], self.running[0].num_tokens)

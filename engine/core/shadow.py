@@ -37,9 +37,7 @@ class ShadowMemory:
 
     def write(self, request: Request, start: int, stop: int, table: Sequence[int]) -> None:
         """Computes the tokens `start` to `stop - 1` of a request."""
-        for slot, value in zip(
-            self._places(start, stop, table), self._values(request, start, stop), strict=True
-        ):
+        for slot, value in zip(self._places(start, stop, table), self._values(request, start, stop), strict=True):
             self.slots[slot] = value
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
@@ -67,9 +65,7 @@ class ShadowMemory:
     def _places(self, start: int, stop: int, table: Sequence[int]) -> list[int]:
         size = self.block_size
         if stop > len(table) * size:
-            raise ContractViolation(
-                f"no slot for token {stop - 1} in {len(table)} blocks of {size}: {list(table)}"
-            )
+            raise ContractViolation(f"no slot for token {stop - 1} in {len(table)} blocks of {size}: {list(table)}")
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def _values(self, request: Request, start: int, stop: int) -> Sequence[Hashable]:
@@ -87,7 +83,7 @@ def expect(truth: bool, rule: str, *sides: Any) -> None:
 
 def snapshot(allocator: KVAllocator, requests: Iterable[Request]) -> dict[str, Any]:
     """All that can be seen of an allocator and its requests, comparable."""
-    tables = {r.request_id: (None if r.blocks is None else list(r.blocks), r.num_hashed) for r in requests}
+    tables = {r.request_id: None if r.blocks is None else list(r.blocks) for r in requests}
     regions = [column.tolist() for column in allocator.regions()]
     free_queue: list[int] = getattr(getattr(allocator, "pool", None), "free_queue", list)()
     return {"stats": allocator.stats(), "tables": tables, "regions": regions, "free queue": free_queue}
@@ -120,13 +116,9 @@ def check_state(allocator: KVAllocator, running: Sequence[Request], *, copying: 
     )
 
 
-def _check_table(
-    allocator: KVAllocator, request: Request, owner: list[int], keys: dict[int, Hashable]
-) -> None:
+def _check_table(allocator: KVAllocator, request: Request, owner: list[int], keys: dict[int, Hashable]) -> None:
     table, size = list(allocator.block_table(request)), allocator.block_size
-    expect(
-        request.blocks is not None and list(request.blocks) == table, "request.blocks", request.blocks, table
-    )
+    expect(request.blocks is not None and list(request.blocks) == table, "request.blocks", request.blocks, table)
     expect(all(0 < b <= allocator.capacity_blocks for b in table), "ids lie in 1..capacity_blocks", table)
     expect(len(set(table)) == len(table), "a table holds a block once", table)
     seen = {owner[block_id] for block_id in table}
@@ -135,6 +127,4 @@ def _check_table(
     shareable = request.content.keys(0, full, size)
     for index, block_id in enumerate(table):
         key = shareable[index] if index < full else (request.request_id, index)
-        expect(
-            keys.setdefault(block_id, key) == key, f"sharers of block {block_id} agree", keys[block_id], key
-        )
+        expect(keys.setdefault(block_id, key) == key, f"sharers of block {block_id} agree", keys[block_id], key)

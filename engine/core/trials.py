@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from engine.core.allocator import Grant, KVAllocator
+from engine.core.allocator import Grant, Hit, KVAllocator
 from engine.core.content import BlockIdContent, ChainedIds, Content, TokenContent
 from engine.core.decode_set import DecodeSet
 from engine.core.registry import PoolConfig
@@ -18,24 +18,29 @@ from engine.core.shadow import check_state, expect, snapshot
 
 
 def random_config(rng: Random) -> PoolConfig:
-    size, capacity = rng.choice((1, 2, 3, 4, 8, 16)), rng.choice((1, 2, 5, 8, 12, 16, 27, 40))
+    size, capacity = rng.choice((1, 2, 3, 4, 5, 8)), rng.choice((1, 3, 6, 8, 10, 12, 16, 24, 40))
     return PoolConfig(capacity, size, max_model_len=max(2, size * capacity * rng.choice((1, 2, 4)) // 4))
 
 
 class RequestSource:
-    """Random requests for a pool: some too large for it, many with prefixes in common."""
+    """Random requests for a pool: some too large for it, many with prefixes in common.
+
+    Each seed draws its own mixture of lengths and contents, so that some seeds crowd a pool and some share heavily.
+    """
 
     def __init__(self, config: PoolConfig, rng: Random) -> None:
         self.config, self.rng, self.count = config, rng, 0
-        self.prefixes = [[rng.randrange(2) for _ in range(2 * config.max_model_len)] for _ in range(2)]
+        self.common = [rng.randrange(2) for _ in range(2 * config.max_model_len)]
         self.chains, self.trace_block_size = ChainedIds(), rng.choice((1, 2, 5, 8))
+        self.kinds = rng.choice((("private",), ("ids",), ("tokens",), ("tokens",), ("private", "ids", "tokens")))
+        self.shrink, self.share_frac = rng.choice((1, 2, 3, 5)), rng.choice((0.3, 0.9))
 
     def new_request(self) -> Request:
         rng, config = self.rng, self.config
         longest = min(config.max_model_len - 1, config.capacity_blocks * config.block_size)
         prompt, limit = rng.randint(1, longest), rng.randint(1, max(longest // 2, 1))
-        if rng.random() < 0.6:
-            prompt = -(-prompt // 3)
+        if rng.random() < 0.8:
+            prompt, limit = -(-prompt // self.shrink), -(-limit // self.shrink)
         self.count += 1
         return Request(
             f"r{self.count}",
@@ -47,15 +52,15 @@ class RequestSource:
         )
 
     def new_content(self, prompt: int, total: int) -> Content | None:
-        rng, kind = self.rng, self.rng.randrange(4)
-        if kind == 0:
+        rng, kind, shares = self.rng, self.rng.choice(self.kinds), self.rng.random() < self.share_frac
+        if kind == "private":
             return None
-        if kind == 1:
-            ids = [rng.randrange(2) for _ in range(-(-prompt // self.trace_block_size))]
+        if kind == "ids":
+            ids = [0 if shares else rng.randrange(2) for _ in range(-(-prompt // self.trace_block_size))]
             return BlockIdContent(self.chains.chain(ids), self.trace_block_size, prompt)
-        tokens = rng.choice(self.prefixes)[: min(rng.randint(0, 2 * total), total)]
+        tokens = self.common[: total if shares else rng.randint(0, total)]
         tokens += [rng.randrange(2) for _ in range(total - len(tokens))]
-        return TokenContent(tokens, salt=rng.choice((None, None, None, "salt")))
+        return TokenContent(tokens, salt="salt" if rng.random() < 0.1 else None)
 
 
 def serve_alone(
@@ -67,8 +72,9 @@ def serve_alone(
     size = config.block_size
     end = min(request.num_prompt_tokens + request.max_tokens - 1, config.max_model_len)
     hit, request.row = allocator.lookup(request), 0
-    total = rng.randint(hit.num_tokens + 1, request.num_prompt_tokens)
-    answer = allocator.admit(request, total, hit, whole=rng.choice((0, request.num_prompt_tokens)))
+    prompt = request.num_prompt_tokens
+    total = rng.choice((prompt, rng.randint(hit.num_tokens + 1, prompt)))
+    answer = allocator.admit(request, total, hit, whole=rng.choice((0, prompt)))
     note(f"alone: admit {request} to {total}, hit={hit.num_tokens}", answer)
     while True:
         expect(isinstance(answer, Grant), "alone, a request that is not refused for ever is served", answer)
@@ -83,22 +89,23 @@ def serve_alone(
     allocator.free(request)
 
 
-Run = tuple[list[int], dict[str, Any]]
+Run = tuple[list[int], dict[str, Any], list[Hit]]
+"""Blocks taken, in order, the state after it, and what waiting requests would hit."""
 
 
-def advance(allocator: KVAllocator, decoding: DecodeSet, parts: Sequence[int]) -> Run:
-    """The blocks taken by runs of so many steps, and the state after them."""
+def advance(allocator: KVAllocator, decoding: DecodeSet, parts: Sequence[int], waiting: Sequence[Request]) -> Run:
+    """Runs of so many steps."""
     taken: list[int] = []
     for steps in parts:
         grant = allocator.advance(decoding, steps)
         taken += [block for blocks in grant.new_blocks for block in blocks]
         decoding.clock += steps
         decoding.sampled += steps
-    return taken, snapshot(allocator, decoding)
+    return taken, snapshot(allocator, decoding), [allocator.lookup(request) for request in waiting]
 
 
-def step_singly(allocator: KVAllocator, decoding: DecodeSet, steps: int) -> Run:
-    """The same by one `extend` per request and step."""
+def step_singly(allocator: KVAllocator, decoding: DecodeSet, steps: int, waiting: Sequence[Request]) -> Run:
+    """The same steps by one `extend` per request and step."""
     taken: list[int] = []
     for _ in range(steps):
         for request in decoding:
@@ -108,4 +115,4 @@ def step_singly(allocator: KVAllocator, decoding: DecodeSet, steps: int) -> Run:
             taken += answer.new_blocks[0]  # type: ignore[union-attr]
         decoding.clock += 1
         decoding.sampled += 1
-    return taken, snapshot(allocator, decoding)
+    return taken, snapshot(allocator, decoding), [allocator.lookup(request) for request in waiting]

@@ -217,3 +217,7 @@ def test_names_that_make_no_allocator_are_explained():
         load_allocator("engine.core.nowhere:Nothing")
     with pytest.raises(ValueError, match="positive sizes"):
         make_allocator("paged", PoolConfig(0, 1, 8))
+
+
+def test_pow2_keeps_a_power_of_two():
+    assert parse_reserve("pow2", 16).ask(request(10, 100, 32), 10, 2048) == 42

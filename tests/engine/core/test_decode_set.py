@@ -65,6 +65,11 @@ def test_between_schedule_and_update_a_token_is_computed_but_not_sampled():
     assert (request.num_computed_tokens, request.num_tokens) == (6, 7)
 
 
+def test_a_late_request_grows_in_its_place_in_running_order():
+    first, second = decoding_request(1, 4), decoding_request(2, 8)
+    assert list(DecodeSet.of([second, first], 4).growing()) == [first, second]
+
+
 def test_a_set_without_a_period_keeps_no_buckets():
     decoding = DecodeSet.of([decoding_request(1, 4)], None)
     assert list(decoding.growing()) == []

@@ -1,54 +1,14 @@
-"""The paged allocator: vLLM's edge cases one by one, the switches for other systems, and the laws of decode runs."""
+"""The paged allocator: capacity, watermark and gate, the switches for other systems, and decode runs."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.core.allocator import NO_HIT, Grant, Reason, Refusal
-from engine.core.block_pool import BlockPool
 from engine.core.content import BlockIdContent, TokenContent
 from engine.core.decode_set import DecodeSet
-from engine.core.paged import PagedAllocator
 from engine.core.request import Request
-
-
-def paged(capacity, size=4, **switches):
-    return PagedAllocator(capacity, size, max_model_len=switches.pop("max_model_len", 10_000), **switches)
-
-
-def request(tokens, limit=50, **options):
-    tokens = list(tokens)
-    made = Request(options.pop("name", "r"), len(tokens), limit, skips_cache_read=options.pop("skip", False))
-    made.content = TokenContent(tokens, **options)
-    return made
-
-
-def admit(allocator, made, num_tokens=None, *, hit=None, whole=0, others_running=False):
-    """Admission as the scheduler does it; on a grant the tokens are computed and, at the end, one is sampled."""
-    hit = allocator.lookup(made) if hit is None else hit
-    total = made.num_tokens if num_tokens is None else num_tokens
-    answer = allocator.admit(made, total, hit, whole=whole, others_running=others_running)
-    if isinstance(answer, Grant):
-        made.computed = total
-    return answer
-
-
-def decode(allocator, made, *tokens):
-    """Samples and computes tokens one at a time."""
-    for token in tokens:
-        made.content.tokens.append(token)
-        made.known += 1
-        assert isinstance(allocator.extend((made,), (made.known,)), Grant)
-        made.computed = made.known
-
-
-def served(allocator, *args, **options):
-    """A request admitted whole and freed again: its full blocks stay cached."""
-    made = request(*args, **options)
-    assert isinstance(admit(allocator, made), Grant)
-    allocator.free(made)
-    return made
-
+from tests.engine.core.serving import admit, paged, request, served
 
 # capacity and refusals -------------------------------------------------------------------------------
 
@@ -77,7 +37,7 @@ def test_a_refused_admission_with_a_hit_changes_nothing():
     assert allocator.lookup(wanted).num_tokens == 8
     assert admit(allocator, wanted) == Refusal(Reason.NO_FREE_BLOCKS, 4, 3)
     assert (allocator.stats(), allocator.pool.free_queue(), allocator.regions().owner.tolist()) == before
-    assert wanted.blocks is None and cached.blocks is None
+    assert (wanted.blocks, cached.blocks) == (None, None)
 
 
 def test_hit_blocks_in_the_free_queue_count_as_needed():
@@ -98,13 +58,13 @@ def test_hit_blocks_in_use_are_not_needed_again():
 
 
 def test_an_allocation_cannot_evict_its_own_hit():
-    allocator = paged(2)
-    served(allocator, range(8))
+    allocator = paged(3)
+    served(allocator, range(4))
+    served(allocator, range(50, 58))
+    assert allocator.pool.free_queue() == [1, 3, 2]
     again = request(range(8))
-    hit = allocator.lookup(again)
-    assert hit.num_tokens == 4
-    assert admit(allocator, again) == Grant(([2],), num_computed_tokens=4)
-    assert allocator.block_table(again) == [1, 2]
+    assert admit(allocator, again) == Grant(([3],), num_computed_tokens=4)
+    assert allocator.block_table(again) == [1, 3]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 4])
@@ -187,165 +147,6 @@ def test_refusals_name_the_first_thing_that_is_short():
     ]
     expected = [Reason.NO_FREE_BLOCKS, Reason.WATERMARK, Reason.FULL_SEQUENCE, Reason.FULL_SEQUENCE]
     assert reasons == expected
-
-
-# the prefix cache ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("extra,hit", [(0, 4), (1, 8), (3, 8), (4, 8)])
-def test_a_resent_prompt_hits_all_blocks_but_what_its_last_token_needs(extra, hit):
-    allocator = paged(8)
-    served(allocator, range(8))
-    assert allocator.lookup(request([*range(8), *range(90, 90 + extra)])).num_tokens == hit
-
-
-def test_block_size_one_hits_all_tokens_but_the_last():
-    allocator = paged(8, 1)
-    served(allocator, range(5))
-    assert allocator.lookup(request(range(5))).num_tokens == 4
-    assert allocator.lookup(request([0])).num_tokens == 0
-
-
-def test_a_fully_cached_prompt_recomputes_a_block_into_a_duplicate():
-    allocator = paged(8)
-    first, second = request(range(8)), request(range(8))
-    admit(allocator, first)
-    assert admit(allocator, second) == Grant(([3],), num_computed_tokens=4)
-    assert allocator.pool.num_cached_keys() == 2
-    third = request([*range(8), 8])
-    assert allocator.lookup(third).block_ids == [1, 2], "the oldest copy is found"
-    allocator.free(first)
-    allocator.free(second)
-    evictor = request(range(50, 74))
-    admit(allocator, evictor)
-    assert allocator.lookup(third).block_ids == [1, 3], "evicting one copy keeps the key"
-
-
-def test_free_blocks_go_unhashed_first_then_oldest_then_tail_before_head():
-    allocator = paged(6)
-    first, second = request(range(9)), request(range(50, 59))
-    for made in (first, second):
-        admit(allocator, made)
-    allocator.free(first)
-    allocator.free(second)
-    assert allocator.pool.free_queue() == [6, 3, 2, 1, 5, 4]
-
-
-def test_evicting_the_tail_leaves_a_shorter_hit():
-    allocator = paged(3)
-    served(allocator, range(12))
-    served(allocator, range(50, 53))
-    assert allocator.lookup(request([*range(12), 12])).num_tokens == 8
-
-
-def test_a_gap_in_a_chain_ends_the_hit():
-    allocator = paged(8)
-    made = served(allocator, range(12))
-    keys = made.content.keys(0, 3, 4)
-    pool = allocator.pool
-    pool._forget(pool.find(keys[:2])[1:])
-    assert allocator.lookup(request([*range(12), 12])).num_tokens == 4
-
-
-def test_a_reused_block_loses_its_old_content():
-    allocator = paged(1)
-    served(allocator, range(4))
-    served(allocator, range(50, 53))
-    assert allocator.pool.num_cached_keys() == 0
-    assert allocator.stats().num_evictions == 1
-    assert allocator.stats().num_cached_free == 0
-
-
-@pytest.mark.parametrize("isolated", [{"salt": "a"}, {"lora": "a"}, {"salt": "b"}, {"lora": "b"}, {}])
-def test_salt_and_lora_isolate(isolated):
-    allocator = paged(8)
-    served(allocator, range(8), **isolated)
-    for other in ({}, {"salt": "a"}, {"lora": "a"}, {"salt": "b"}, {"lora": "b"}):
-        assert allocator.lookup(request(range(8), **other)).num_tokens == (4 if other == isolated else 0)
-
-
-def test_a_request_that_skips_reading_still_writes_the_cache():
-    allocator = paged(8)
-    served(allocator, range(8))
-    skipping = request(range(8), skip=True)
-    assert allocator.lookup(skipping) is NO_HIT
-    admit(allocator, skipping)
-    assert allocator.pool.num_stored == 4
-
-
-def test_equal_prompts_share_before_anything_is_computed():
-    allocator = paged(8)
-    first, second = request(range(9)), request(range(9))
-    assert isinstance(allocator.admit(first, 9, allocator.lookup(first)), Grant)
-    assert first.computed == 0
-    assert allocator.lookup(second).num_tokens == 8
-
-
-def test_only_blocks_inside_the_scheduled_chunk_are_hashed():
-    allocator = paged(8)
-    made = request(range(12))
-    admit(allocator, made, 7, whole=12)
-    assert (allocator.pool.num_stored, len(made.blocks)) == (1, 2)
-    allocator.extend((made,), (12,))
-    assert allocator.pool.num_stored == 3
-
-
-def test_look_ahead_slots_are_taken_kept_and_never_hashed():
-    allocator = paged(8)
-    made = request(range(7))
-    admit(allocator, made)
-    decode(allocator, made, 7)
-    made.known += 1
-    made.content.tokens += [8, 9, 10, 11, 12]
-    allocator.extend((made,), (9,), num_lookahead=4)
-    assert (len(made.blocks), allocator.pool.num_stored) == (4, 2)
-    made.computed = 9
-    assert allocator.extend((made,), (10,)) == Grant([[]]), "the surplus of a rejected draft is kept"
-
-
-def test_a_block_filled_by_outputs_serves_the_next_turn():
-    allocator = paged(8)
-    made = request(range(6))
-    admit(allocator, made)
-    decode(allocator, made, 60, 61, 62)
-    allocator.free(made)
-    assert allocator.lookup(request([*range(6), 60, 61, 99])).num_tokens == 8
-
-
-def test_a_preempted_request_hits_its_own_blocks_until_pressure_evicts_them():
-    allocator = paged(4)
-    made = request(range(6))
-    admit(allocator, made)
-    decode(allocator, made, 60, 61, 62)
-    allocator.free(made)
-    made.computed = 0
-    assert allocator.lookup(made).num_tokens == 8
-    other = request(range(100, 112))
-    admit(allocator, other)
-    assert allocator.lookup(made).num_tokens == 4
-
-
-def test_resetting_the_cache_waits_for_an_empty_pool():
-    allocator = paged(4)
-    made = request(range(9))
-    admit(allocator, made)
-    assert not allocator.reset_prefix_cache()
-    assert allocator.pool.num_cached_keys() == 2
-    allocator.free(made)
-    queue = allocator.pool.free_queue()
-    assert allocator.reset_prefix_cache()
-    assert allocator.lookup(request(range(9))).num_tokens == 0
-    assert allocator.pool.free_queue() == queue
-    allocator.check()
-
-
-def test_without_caching_reuse_is_last_in_first_out_and_nothing_is_hashed():
-    allocator = paged(6, enable_caching=False)
-    served(allocator, range(12))
-    assert allocator.pool.free_queue() == [3, 2, 1, 4, 5, 6]
-    assert allocator.lookup(request(range(12))) is NO_HIT
-    assert allocator.stats().num_cached_free == 0
-    assert allocator.reset_prefix_cache()
 
 
 # switches for other systems --------------------------------------------------------------------------
@@ -441,22 +242,3 @@ def test_a_run_with_unknown_tokens_ends_where_they_would_be_committed():
     made.content.tokens.append(6)
     made.computed, made.known = 6, 7
     assert allocator.free_run(DecodeSet.of([made], 4), 12, watch=b"x") == 1
-
-
-# the pool --------------------------------------------------------------------------------------------
-
-
-def test_events_tell_every_copy_that_appears_and_goes():
-    allocator = paged(2, record_events=True)
-    served(allocator, range(4))
-    admit(allocator, request(range(50, 58)))
-    kinds = [(event.kind, event.block_id) for event in allocator.pool.events]
-    assert kinds == [("stored", 1), ("removed", 1), ("stored", 2), ("stored", 1)]
-
-
-def test_the_pool_check_finds_a_block_that_is_free_and_in_use():
-    pool = BlockPool(3)
-    pool.take(2)
-    pool._stack.append(1)
-    with pytest.raises(AssertionError, match="free queue"):
-        pool.check()

@@ -65,7 +65,12 @@ def test_a_buddy_grows_into_its_right_half_only():
     assert space.grow(0, 4, 5) is None, "the right half is taken"
     space.give(4, 4)
     assert space.grow(0, 4, 9) == 16
-    assert space.num_free == 0
+    space.give(0, 16)
+    assert [space.take(4), space.take(4)] == [(0, 4), (4, 4)]
+    space.give(0, 4)
+    assert space.grow(4, 4, 5) is None, "free, but to its left"
+    assert space.grow(4, 4, 4) == 4
+    assert space.num_free == 12
 
 
 def test_a_growth_that_does_not_suffice_is_undone():
