@@ -8,7 +8,7 @@ DEVIATIONS: Final[dict[str, str]] = {
     # of our set-up
     "stand-in": "Lengths are drawn from a fitted stand-in, not the real set; tolerances are wider "
     "(--lengths sharegpt=FILE gives the real ones).",
-    "quick": "--quick: fewer seeds, and a wider tolerance that says so.",
+    "few-seeds": "Means over fewer than ten seeds (--quick: three) are noisier: the tolerance is wider.",
     "step-model": "Step times come from a linear model of OPT-13B on an A100. Its base of 29.5 ms was fitted to the "
     "30.42 batched requests of Fig 13a, its other constants are rough; memory shares of a saturated run hardly "
     "depend on it.",

@@ -23,7 +23,7 @@ def means(pairs: Pairs) -> tuple[float, float]:
     prompt, output = pairs
     fits = prompt + output <= MAX_MODEL_LEN
     if not fits.any():
-        raise ValueError(f"lengths: no row with in + out <= {MAX_MODEL_LEN}")
+        raise ValueError(f"lengths: none of {len(prompt)} rows has in + out <= {MAX_MODEL_LEN}")
     return float(prompt[fits].mean()), float(output[fits].mean())
 
 

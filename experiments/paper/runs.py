@@ -112,8 +112,8 @@ class Lab:
         return self.num_seeds < NUM_SEEDS
 
     def deviations(self, name: str) -> tuple[str, ...]:
-        """Those that follow from the lengths of that set and from the number of seeds."""
-        return (() if self.is_real(name) else ("stand-in",)) + (("quick",) if self.quick else ())
+        """Those that follow from the lengths of that set and from the number of seeds; both widen tolerances."""
+        return (() if self.is_real(name) else ("stand-in",)) + (("few-seeds",) if self.has_few_seeds else ())
 
     def keys(
         self, workload: str, allocator: str, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE

@@ -40,6 +40,15 @@ def measured(result: Result) -> str:
     return f"{result.got:,.2f} ± {result.sd:.2f}"
 
 
+def difference(delta: float | None) -> str:
+    """Signed; no sign where it rounds to nothing."""
+    if delta is None:
+        return "–"
+    if not delta:
+        return "0"
+    return f"{delta:+,.2f}" if abs(delta) >= 0.005 else "0.00"
+
+
 def numbers_of(results: Iterable[Result]) -> dict[str, int]:
     """Deviations that apply, numbered in the order in which they come up."""
     used = dict.fromkeys(key for result in results for key in result.claim.deviations)
@@ -61,7 +70,7 @@ def show_claims(out: Console, title: str, results: Sequence[Result], footnotes: 
             claim.id,
             number(claim.expected),
             measured(result),
-            "–" if delta is None else f"{delta:+,.2f}" if delta else "0",
+            difference(delta),
             number(claim.tolerance) if delta is not None else "–",
             claim.unit,
             Text(verdict, STYLES[verdict]),
@@ -80,7 +89,7 @@ def _show_notes(out: Console, results: Sequence[Result]) -> None:
             by_note.setdefault(note, []).append(result.claim.id)
     grid = RichTable.grid(padding=(0, 2))
     for note, ids in by_note.items():
-        grid.add_row(Text("  " + "\n  ".join(ids), "dim"), Text(note, "dim"))
+        grid.add_row(Text("\n".join(f"  {name}" for name in ids), "dim"), Text(note, "dim"))
     if by_note:
         out.print(grid)
 

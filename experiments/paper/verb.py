@@ -16,7 +16,7 @@ from experiments.paper.claims import Result
 from experiments.paper.deviations import DEVIATIONS
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.fig2 import FIG2
-from experiments.paper.fig11 import FIG11
+from experiments.paper.fig11 import FIG11, means
 from experiments.paper.fig13a import FIG13A
 from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
 from experiments.paper.table1 import TABLE1
@@ -134,16 +134,18 @@ def _lab(quick: bool, files: dict[str, Path], seeds: int | None, jobs: int) -> L
     num_seeds = seeds if seeds is not None else NUM_QUICK_SEEDS if quick else NUM_SEEDS
     if num_seeds < 1 or jobs < 1:
         raise ValueError(f"need at least one seed and one job, got seeds={num_seeds}, jobs={jobs}")
-    return Lab({name: _read(name, path) for name, path in files.items()}, num_seeds, quick, jobs)
+    return Lab({name: read_lengths(name, path) for name, path in files.items()}, num_seeds, quick, jobs)
 
 
-def _read(name: str, path: Path) -> Pairs:
+def read_lengths(name: str, path: Path) -> Pairs:
     """Prompt and output tokens in file order; what was noticed on the way goes to standard error."""
     if name not in LENGTH_SETS:
         raise unknown_name("length set", name, LENGTH_SETS)
     loaded = load_trace(path)
     _say(f"{name}: {len(loaded.trace):,} lengths from {path}")
-    return loaded.trace.num_prompt_tokens, loaded.trace.num_output_tokens
+    pairs = loaded.trace.num_prompt_tokens, loaded.trace.num_output_tokens
+    means(pairs)  # refuses a list in which nothing fits, before anything runs
+    return pairs
 
 
 def _progress(done: int, total: int) -> None:

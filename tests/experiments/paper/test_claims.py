@@ -1,0 +1,98 @@
+"""Verdicts, and the lists of claims and deviations."""
+
+import json
+import math
+
+import pytest
+
+from experiments.paper import chapter, later, verb
+from experiments.paper.claims import Claim, Result, exact, not_yet, over_seeds
+from experiments.paper.deviations import DEVIATIONS
+from experiments.paper.runs import Lab
+
+
+@pytest.mark.parametrize(
+    "got,verdict",
+    [(10, "pass"), (12, "pass"), (8, "pass"), (12.01, "miss"), (7.99, "miss"), (math.nan, "miss"), (math.inf, "miss")],
+)
+def test_a_claim_passes_up_to_its_tolerance(got, verdict):
+    result = exact(Claim("a/b", "m", 10, tolerance=2), got)
+
+    assert result.verdict == verdict
+    assert result.to_dict()["pass"] is (verdict == "pass")
+
+
+def test_a_claim_without_tolerance_is_exact():
+    assert exact(Claim("a", "m", 819_200), 819_200).verdict == "pass"
+    assert exact(Claim("a", "m", 819_200), 819_201).verdict == "miss"
+
+
+def test_a_fitted_claim_is_never_passed_but_can_miss():
+    claim = Claim("a", "m", 30.42, tolerance=1, fitted=True)
+
+    assert [exact(claim, got).verdict for got in (30.0, 33.0)] == ["calibrated", "miss"]
+    assert [exact(claim, got).to_dict()["pass"] for got in (30.0, 33.0)] == [None, False]
+
+
+@pytest.mark.parametrize("result", [not_yet(Claim("a", "m", 1.0)), exact(Claim("a", "m", None), 1.0)])
+def test_what_is_not_measured_or_has_no_number_is_not_yet(result):
+    assert result.verdict == "not yet"
+    assert result.to_dict()["pass"] is None
+
+
+def test_mean_and_sd_are_over_seeds():
+    result = over_seeds(Claim("a", "m", 2.0), [1.0, 2.0, 3.0])
+
+    assert (result.got, result.sd, result.num_seeds) == (2.0, 1.0, 3)
+    assert over_seeds(Claim("a", "m", 2.0), [2.0]).sd is None
+
+
+def test_exit_codes_follow_the_verdicts():
+    passed, missed = (exact(Claim("a", "m", 1.0), got) for got in (1.0, 2.0))
+    later_on = not_yet(Claim("b", "m", 1.0))
+
+    assert verb.exit_code([passed, later_on]) == 0
+    assert verb.exit_code([later_on]) == 3
+    assert verb.exit_code([passed, later_on, missed]) == 4
+
+
+def test_nothing_later_can_pass():
+    claims = [claim for claims in later.LATER.values() for claim in claims] + chapter.later_claims()
+
+    assert {not_yet(claim).verdict for claim in claims} == {"not yet"}
+    assert set(later.LATER).isdisjoint(verb.EXPERIMENTS)
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    """Every claim there is, measured as cheaply as possible: one made-up number for all runs."""
+    lab = Lab(num_seeds=1)
+    wanted = {key for experiment in verb.EXPERIMENTS.values() for key in experiment.runs(lab)}
+    names = ("iter_paper_{}_frac", "paper_{}_frac")
+    made = {name.format(part): 0.5 for name in names for part in ("token", "reserved", "internal", "external")}
+    made |= {"iter_mean_batch_size": 1.0, "mean_batch_size": 1.0, "kv_live_frac": 0.5, "kv_tail_frac": 0.5}
+    lab._done.update(dict.fromkeys(wanted, made))
+    measured = [result for experiment in verb.EXPERIMENTS.values() for result in experiment.judge(lab)]
+    return measured + [result for name in later.LATER for result in later.results(name)]
+
+
+def test_ids_are_unique(results):
+    ids = [result.claim.id for result in results]
+
+    assert len(ids) == len(set(ids))
+
+
+def test_every_claim_says_where_it_stands_and_how_sure_that_is(results):
+    assert [r.claim.id for r in results if not r.claim.source or r.claim.confidence not in "ABCR"] == []
+
+
+def test_every_deviation_is_written_down_and_applies_somewhere(results):
+    used = {key for result in results for key in result.claim.deviations}
+
+    assert used == set(DEVIATIONS)
+
+
+def test_a_claim_is_plain_json(results):
+    for result in results:
+        row = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+        assert {"id", "metric", "expected", "got", "sd", "tolerance", "pass"} <= row.keys()
