@@ -1,0 +1,50 @@
+"""Figures of stored results. A drawing function takes axes and frames, draws, and returns the plotted numbers."""
+
+from experiments.figures import batch, block_size, fragmentation, latency, lengths, memory, states, waste
+from experiments.figures.batch import batched_requests
+from experiments.figures.block_size import by_block_size
+from experiments.figures.fragmentation import external_fragmentation
+from experiments.figures.latency import latency_ecdf
+from experiments.figures.lengths import trace_lengths
+from experiments.figures.map_text import memory_map_text
+from experiments.figures.memory import free_extents, memory_map
+from experiments.figures.spec import Figure, NothingToDrawError
+from experiments.figures.states import slot_states
+from experiments.figures.stored import Stored
+from experiments.figures.variables import plot_variables
+from experiments.figures.waste import waste_breakdown
+
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        waste.FIGURE,
+        batch.FIGURE,
+        states.FIGURE,
+        memory.MAP,
+        latency.TTFT,
+        latency.TPOT,
+        block_size.FIGURE,
+        fragmentation.FIGURE,
+        memory.EXTENTS,
+        lengths.FIGURE,
+    )
+}
+"""By name, in the order of the report."""
+
+__all__ = [
+    "FIGURES",
+    "Figure",
+    "NothingToDrawError",
+    "Stored",
+    "batched_requests",
+    "by_block_size",
+    "external_fragmentation",
+    "free_extents",
+    "latency_ecdf",
+    "memory_map",
+    "memory_map_text",
+    "plot_variables",
+    "slot_states",
+    "trace_lengths",
+    "waste_breakdown",
+]

@@ -1,0 +1,81 @@
+"""Claim: small blocks waste least, and from a few dozen tokens a block on the rounding of the last block shows.
+
+Waste and batched requests by block size, means and sd over seeds, after the paper's Fig. 18 (b), which has latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from experiments.figures.repeats import need, over_seeds
+from experiments.figures.spec import Figure, NothingToDrawError
+from experiments.style import in_order, log2_axis, look_of, percent_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase as Canvas
+
+    from experiments.figures.stored import Stored
+
+WASTE = "kv_waste_frac"
+VALUES = (WASTE, "mean_batch_size")
+
+
+def with_waste(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds `kv_waste_frac` = reserved + internal + external = 1 - live - free."""
+    parts = ["kv_reserved_frac", "kv_internal_frac", "kv_external_frac"]
+    need(frame, parts)
+    return frame.assign(**{WASTE: frame[parts].sum(axis=1, min_count=len(parts))})
+
+
+def by_block_size(frame: pd.DataFrame, axes: Sequence[Axes]) -> pd.DataFrame:
+    """Two panels, waste and batched requests, on a base-2 axis; a line an allocator, error bars are sd over seeds."""
+    need(frame, ["allocator", "block_size", "mean_batch_size"])
+    table = over_seeds(with_waste(frame), ["allocator", "block_size"], VALUES)
+    table = table.sort_values("block_size", kind="stable")
+    for allocator in in_order(table["allocator"].astype(str)):
+        rows = table[table["allocator"] == allocator]
+        for ax, value in zip(axes, VALUES, strict=True):
+            _line(ax, rows, value, allocator)
+    for ax in axes:
+        log2_axis(ax, table["block_size"], "block size (tokens)")
+    axes[0].set_ylim(0, 1)
+    percent_axis(axes[0].yaxis, "reserved + internal + external")
+    axes[1].set_ylim(bottom=0)
+    axes[1].set_ylabel("running requests")
+    return table.reset_index(drop=True)
+
+
+def _line(ax: Axes, rows: pd.DataFrame, value: str, allocator: str) -> None:
+    look = look_of(allocator)
+    spread = rows[f"{value}_sd"].fillna(0.0)
+    drawn = {"color": look.colour, "linestyle": look.line, "marker": look.marker, "markersize": 4.5}
+    ax.errorbar(rows["block_size"], rows[value], yerr=spread, capsize=2, label=allocator, **drawn)
+    if len(rows) == 1:
+        ax.axhline(float(rows[value].iloc[0]), color=look.colour, linewidth=0.7, linestyle=(0, (1, 3)))
+
+
+def _draw(stored: Stored, canvas: Canvas) -> pd.DataFrame:
+    if stored.summary.empty or stored.summary["block_size"].nunique() < 2:
+        raise NothingToDrawError("this result has a single block size; run a sweep over block sizes to see its effect")
+    axes = canvas.subplots(1, 2, sharex=True)
+    plotted = by_block_size(stored.summary, list(axes))
+    handles, labels = axes[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=4)
+    return plotted
+
+
+FIGURE = Figure(
+    name="by_block_size",
+    title="What the size of a block changes",
+    claim="A block is the unit in which memory is handed out. Left: the share of memory that is reserved, lost or "
+    "unusable, lower is better. Right: requests that run at the same time, higher is better. Large blocks lose "
+    "the empty end of every request's last block. A dotted line is an allocator that was run at one block size "
+    "only.",
+    paper="The paper's Fig. 18 (b), with memory in place of latency.",
+    draw=_draw,
+    height_in=lambda stored: 2.75,
+)

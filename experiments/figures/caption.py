@@ -1,0 +1,93 @@
+"""The provenance line that every figure carries: number of requests, seeds, trace hash, device, step model, command."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+
+from experiments.figures.stored import find_key
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import SubFigure
+
+    from experiments.figures.stored import Stored
+
+LINE_CHARS = 172
+"""Characters of the footer that fit the page width."""
+MAX_LINES = 3
+LINE_IN = 0.1
+
+
+def command_of(manifest: dict[str, Any]) -> str:
+    """The command line as it can be pasted into a shell."""
+    argv = manifest.get("argv")
+    return shlex.join(map(str, argv)) if isinstance(argv, list) and argv else "unknown command"
+
+
+def step_model_of(manifest: dict[str, Any]) -> str:
+    """The model of step times as it was asked for, or its first coefficients."""
+    asked = find_key(manifest.get("config"), "step_model")
+    model = manifest.get("step_model")
+    if isinstance(asked, str):
+        return asked
+    if not isinstance(model, dict):
+        return str(model) if model else "unknown"
+    return str(model["name"]) if "name" in model else ", ".join(f"{key}={model[key]}" for key in list(model)[:4])
+
+
+def trace_of(manifest: dict[str, Any]) -> tuple[str, str]:
+    """Name of the trace, and its hash: of the first seed, where each seed has its own."""
+    trace = manifest.get("trace")
+    trace = trace if isinstance(trace, dict) else {}
+    return str(trace.get("name", "unknown trace")), str(trace.get("sha256") or "unknown")
+
+
+def seeds_of(stored: Stored) -> str:
+    """The seeds, from the manifest or else the table."""
+    seeds = stored.manifest.get("seeds")
+    if not isinstance(seeds, list):
+        seeds = sorted(set(stored.summary["seed"].dropna().astype(int)))
+    return ", ".join(map(str, seeds)) or "none"
+
+
+def num_requests_of(stored: Stored) -> str:
+    """Requests of one run: a number, or the range over seeds."""
+    if "num_requests" in stored.base and len(stored.base):
+        counts = pd.to_numeric(stored.base["num_requests"], errors="coerce").dropna().astype(int)
+        if len(counts):
+            low, high = int(counts.min()), int(counts.max())
+            return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    trace = stored.manifest.get("trace")
+    return str(trace.get("num_requests", "unknown")) if isinstance(trace, dict) else "unknown"
+
+
+def caption_of(stored: Stored) -> str:
+    """One line, for the page and the picture alike."""
+    name, digest = trace_of(stored.manifest)
+    size = stored.base_block_size
+    parts = [
+        f"n = {num_requests_of(stored)} requests a run",
+        f"seeds {seeds_of(stored)}",
+        f"trace {name} sha256 {digest[:12]}",
+        *([f"block size {size}"] if size else []),
+        f"device: {stored.manifest.get('device', 'unknown')}",
+        f"step model {step_model_of(stored.manifest)}",
+        command_of(stored.manifest),
+    ]
+    return " · ".join(parts)
+
+
+def above_footer(canvas: Canvas, caption: str) -> SubFigure:
+    """Writes the caption at the foot, so that a picture cut out of the report keeps it; returns the room above."""
+    width_in, height_in = canvas.get_size_inches()
+    chars = round(LINE_CHARS * width_in / 6.9)
+    lines = textwrap.wrap(caption, chars, max_lines=MAX_LINES, placeholder=" …", break_on_hyphens=False)
+    foot_in = 0.06 + LINE_IN * len(lines)
+    above, foot = cast("Any", canvas.subfigures(2, 1, height_ratios=[height_in - foot_in, foot_in]))
+    text = {"fontsize": 5.5, "color": "#595959", "linespacing": 1.25}
+    foot.text(0.04 / width_in, 0.03 / foot_in, "\n".join(lines), ha="left", va="bottom", **text)
+    return cast("SubFigure", above)

@@ -1,0 +1,69 @@
+"""Small multiples: one panel an allocator, up to three in a row of their own, else two a row, with the same scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from experiments.figures.spec import NothingToDrawError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase as Canvas
+
+    from experiments.figures.stored import Stored
+
+ROW_IN = 1.75
+
+
+def num_columns(num_panels: int) -> int:
+    """Panels in a row."""
+    return num_panels if num_panels <= 3 else 2
+
+
+def panel_height(stored: Stored) -> float:
+    """All rows, and room for the legend."""
+    num_panels = max(1, len(stored.allocators))
+    return 0.9 + ROW_IN * -(-num_panels // num_columns(num_panels))
+
+
+def one_panel_each(
+    tables: Mapping[str, pd.DataFrame],
+    canvas: Canvas,
+    draw: Callable[[str, pd.DataFrame, Axes], pd.DataFrame],
+    *,
+    missing: str,
+) -> pd.DataFrame:
+    """Draws every table into its own titled panel; the plotted rows of all, with an `allocator` column."""
+    if not tables:
+        raise NothingToDrawError(missing)
+    columns = num_columns(len(tables))
+    rows = -(-len(tables) // columns)
+    grid = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels = list(grid.flat)
+    plotted = []
+    for place, ((allocator, table), axes) in enumerate(zip(tables.items(), panels, strict=False)):
+        shown = draw(allocator, table, axes)
+        axes.set_title(allocator)
+        _label_outer(axes, left=place % columns == 0, bottom=place + columns >= len(tables))
+        plotted.append(shown.assign(allocator=allocator))
+    for axes in panels[len(tables) :]:
+        axes.remove()
+    frame = pd.concat(plotted, ignore_index=True)
+    return frame[["allocator", *frame.columns.drop("allocator")]]
+
+
+def _label_outer(axes: Axes, *, left: bool, bottom: bool) -> None:
+    """Axis labels only where no panel is beside or below."""
+    axes.tick_params(labelleft=left, labelbottom=bottom)
+    if not left:
+        axes.set_ylabel("")
+    if not bottom:
+        axes.set_xlabel("")
+
+
+def shared_legend(canvas: Canvas, handles: list[object], columns: int) -> None:
+    """One legend for all panels, below them."""
+    canvas.legend(handles=handles, loc="outside lower center", ncols=columns)

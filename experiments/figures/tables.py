@@ -1,0 +1,176 @@
+"""The report's tables as plain text cells: means and standard deviations over seeds, set-up, exclusions, checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from experiments.figures.caption import command_of, num_requests_of, seeds_of, step_model_of, trace_of
+from experiments.figures.repeats import over_seeds
+from experiments.style import in_order
+
+if TYPE_CHECKING:
+    from experiments.figures.stored import Stored
+
+
+class Column(NamedTuple):
+    """A column of the result table."""
+
+    name: str
+    head: str
+    kind: str
+    """frac (per cent), num, count or s (simulated seconds)."""
+
+
+RESULTS = (
+    Column("kv_live_frac", "live", "frac"),
+    Column("kv_reserved_frac", "reserved", "frac"),
+    Column("kv_internal_frac", "internal", "frac"),
+    Column("kv_external_frac", "external", "frac"),
+    Column("kv_free_frac", "free", "frac"),
+    Column("mean_batch_size", "batched requests", "num"),
+    Column("request_throughput_per_s", "requests/s", "num"),
+    Column("output_tok_per_s", "tokens/s", "num"),
+    Column("mean_ttft_s", "TTFT (s)", "s"),
+    Column("mean_tpot_s", "TPOT (s)", "s"),
+    Column("mean_normalized_latency_s", "normalized latency (s/token)", "s"),
+    Column("num_preemptions", "preemptions", "num"),
+)
+COUNTS = ("num_requests", "num_finished", "num_truncated", "num_rejected", "num_failed", "num_unfinished")
+
+
+class Table(NamedTuple):
+    """Text of heads and rows; the first cell of a row names it."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def number(value: Any, kind: str) -> str:
+    """A value of one kind; a dash for what is missing."""
+    if value is None or pd.isna(value):
+        return "–"
+    if kind == "count":
+        return f"{int(value):,}"
+    if kind == "frac":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def spread(mean: Any, sd: Any, kind: str) -> str:
+    """mean ± sd; the mean alone where there is one seed."""
+    if sd is None or pd.isna(sd) or pd.isna(mean):
+        return number(mean, kind)
+    return f"{number(mean, kind)} ± {number(sd, kind)}"
+
+
+def results(stored: Stored) -> Table:
+    """One row an allocator; latencies of saturated runs carry a dagger."""
+    return _means(stored, stored.base, ["allocator"], in_order(stored.allocators))
+
+
+def results_by_block_size(stored: Stored) -> Table:
+    """One row an allocator and block size, if several were run."""
+    frame = stored.summary
+    if frame.empty or frame["block_size"].nunique() < 2:
+        return Table([], [])
+    return _means(stored, frame, ["allocator", "block_size"], in_order(frame["allocator"].astype(str)))
+
+
+def _means(stored: Stored, frame: pd.DataFrame, keys: list[str], order: list[str]) -> Table:
+    shown = [column for column in RESULTS if column.name in frame]
+    if frame.empty:
+        return Table([], [])
+    table = over_seeds(frame, keys, [column.name for column in shown])
+    saturated = _saturated_keys(frame, keys)
+    rank = {name: place for place, name in enumerate(order)}
+    table = table.sort_values(keys, key=lambda values: values.map(rank) if values.name == "allocator" else values)
+    rows = []
+    for _, row in table.iterrows():
+        late = " †" if tuple(str(row[key]) for key in keys) in saturated else ""
+        cells = [spread(row[c.name], row[f"{c.name}_sd"], c.kind) + (late if c.kind == "s" else "") for c in shown]
+        rows.append([*(str(row[key]) for key in keys), str(row["num_runs"]), *cells])
+    return Table([*(key.replace("_", " ") for key in keys), "seeds", *(c.head for c in shown)], rows)
+
+
+def _saturated_keys(frame: pd.DataFrame, keys: list[str]) -> set[tuple[str, ...]]:
+    if "saturated" not in frame:
+        return set()
+    marked = frame[frame["saturated"].astype(str).str.lower() == "true"]
+    return {tuple(map(str, values)) for values in marked[keys].itertuples(index=False)}
+
+
+def exclusions(stored: Stored) -> Table:
+    """Requests by what became of them, summed over seeds."""
+    counts = [name for name in COUNTS if name in stored.base]
+    if stored.base.empty or not counts:
+        return Table([], [])
+    rows = []
+    for name in stored.allocators:
+        sums = stored.base.loc[stored.base["allocator"] == name, counts].sum()
+        rows.append([name, *(number(sums[count], "count") for count in counts)])
+    heads = [name.removeprefix("num_").replace("requests", "in the trace") for name in counts]
+    return Table(["allocator", *heads], rows)
+
+
+def setup(stored: Stored) -> list[tuple[str, str]]:
+    """What was run on what."""
+    manifest = stored.manifest
+    name, digest = trace_of(manifest)
+    window = stored.window_s()
+    sizes = sorted(set(stored.summary["block_size"].dropna().astype(int))) if "block_size" in stored.summary else []
+    rows = [
+        ("command", command_of(manifest)),
+        ("trace", name),
+        ("sha256 of the trace", digest + (" (of the first seed)" if _several_traces(manifest) else "")),
+        ("requests a run", num_requests_of(stored)),
+        ("seeds", seeds_of(stored)),
+        ("allocators", ", ".join(stored.allocators) or "none finished"),
+        ("block sizes (tokens)", ", ".join(map(str, sizes)) or "–"),
+        ("KV memory", _capacity(manifest, stored)),
+        ("averages over (simulated s)", f"{window[0]:g} to {window[1]:g}" if window else "each run's own window"),
+        ("device", str(manifest.get("device", "unknown"))),
+        ("model of step times", step_model_of(manifest)),
+        *_coefficients(manifest),
+        ("status", str(manifest.get("status", "unknown"))),
+    ]
+    return rows
+
+
+def _several_traces(manifest: dict[str, Any]) -> bool:
+    trace = manifest.get("trace")
+    return isinstance(trace, dict) and "sha256_by_seed" in trace
+
+
+def _coefficients(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    model = manifest.get("step_model")
+    if not isinstance(model, dict):
+        return []
+    return [("its coefficients", ", ".join(f"{key} = {value}" for key, value in model.items()))]
+
+
+def _capacity(manifest: dict[str, Any], stored: Stored) -> str:
+    capacity = manifest.get("capacity")
+    capacity = capacity if isinstance(capacity, dict) else {}
+    tokens, size = capacity.get("tokens"), capacity.get("bytes")
+    if not isinstance(tokens, int) and "capacity_tokens" in stored.base and len(stored.base):
+        tokens = int(stored.base["capacity_tokens"].iloc[0])
+    parts = [f"{tokens:,} token slots"] if isinstance(tokens, int) else []
+    parts += [f"{size:,} bytes ({size / 2**30:.2f} GiB)"] if isinstance(size, int) else []
+    return ", ".join(parts) or "unknown"
+
+
+def lost_cells(stored: Stored) -> list[str]:
+    """Cells that did not give a row, with their reason."""
+    cells = stored.manifest.get("cells")
+    cells = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+    lost = [f"{c.get('cell', 'a cell')}: {c.get('error') or 'failed'}" for c in cells if c.get("status") == "failed"]
+    named = {str(cell.get("cell")) for cell in cells}
+    errors = sorted(stored.folder.glob("cells/*/error.txt"))
+    return lost + [f"{path.parent.name}: {_first_line(path)}" for path in errors if path.parent.name not in named]
+
+
+def _first_line(path: Any) -> str:
+    lines = path.read_text("utf-8", errors="replace").splitlines()
+    return lines[0] if lines else "failed"

@@ -1,0 +1,123 @@
+"""One self-contained offline HTML page from a results folder, for a reader who has seen nothing else.
+
+Everything that comes from files is escaped; nothing is fetched. The same folder gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from experiments.figures import FIGURES, Stored
+from experiments.figures.answer import answer
+from experiments.figures.caption import caption_of, command_of
+from experiments.figures.drawing import Drawn, draw_all
+from experiments.figures.tables import exclusions, lost_cells, results, results_by_block_size, setup
+from sim.metrics import METRICS
+
+TEMPLATES = Path(__file__).parent / "templates"
+BLOCK_SIZE_FIGURE = "by_block_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The page, and what became of each figure."""
+
+    path: Path
+    figures: list[Drawn]
+    problems: list[str]
+    """Files that were missing or could not be read."""
+
+    @property
+    def errors(self) -> list[str]:
+        """Figures that failed, by name; figures without data are none."""
+        return [f"{drawn.figure.name}: {drawn.error}" for drawn in self.figures if drawn.error]
+
+
+def write_report(folder: Path) -> Path:
+    """Draws every figure into `folder/figures` and writes `folder/report.html`; its path."""
+    return build_report(folder).path
+
+
+def build_report(folder: Path) -> Report:
+    """The same, with the errors."""
+    stored = Stored(folder)
+    figures = draw_all(stored, FIGURES.values(), folder / "figures")
+    context = context_of(stored, figures)
+    path = folder / "report.html"
+    partial = path.with_name(".report.html.tmp")
+    partial.write_text(page(context), encoding="utf-8", newline="\n")
+    partial.replace(path)
+    return Report(path, figures, stored.problems)
+
+
+def page(context: dict[str, Any]) -> str:
+    """The template, filled in and escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("report.html.j2").render(context)
+
+
+def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
+    """Everything that the template shows."""
+    pictures = [_picture(drawn) for drawn in figures]
+    return {
+        "title": str(stored.manifest.get("experiment", stored.folder.name)),
+        "answer": answer(stored),
+        "command": command_of(stored.manifest),
+        "caption": caption_of(stored),
+        "setup": setup(stored),
+        "checks": checks_of(stored),
+        "figures": [p for p in pictures if p["name"] != BLOCK_SIZE_FIGURE],
+        "block_size_figure": next((p for p in pictures if p["name"] == BLOCK_SIZE_FIGURE), None),
+        "results": results(stored),
+        "by_block_size": results_by_block_size(stored),
+        "base_block_size": stored.base_block_size,
+        "saturated": sorted(stored.saturated()),
+        "exclusions": exclusions(stored),
+        "lost_cells": lost_cells(stored),
+        "problems": stored.problems,
+        "notes": _notes(stored),
+        "metrics": METRICS,
+        "manifest": json.dumps(stored.manifest, indent=2, ensure_ascii=False),
+    }
+
+
+def checks_of(stored: Stored) -> dict[str, Any]:
+    """How many equations held, over all cells, and those that did not."""
+    cells = stored.validations()
+    outcomes = [(cell, name, passed) for cell, checks in cells.items() for name, passed in checks]
+    failed = [f"{cell}: {name}" for cell, name, passed in outcomes if not passed]
+    names = list(dict.fromkeys(name for _, name, _ in outcomes))
+    return {"passed": len(outcomes) - len(failed), "failed": failed, "names": names, "num_cells": len(cells)}
+
+
+def _notes(stored: Stored) -> list[str]:
+    notes = stored.manifest.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
+
+
+def _picture(drawn: Drawn) -> dict[str, Any]:
+    image = base64.b64encode(drawn.picture.read_bytes()).decode() if drawn.picture else ""
+    figure = drawn.figure
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "claim": figure.claim,
+        "paper": figure.paper,
+        "image": image,
+        "numbers": f"figures/{drawn.numbers.name}" if drawn.numbers else "",
+        "missing": drawn.missing,
+        "error": drawn.error,
+    }
