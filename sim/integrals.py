@@ -8,34 +8,23 @@ run was taken at once, cut anywhere, or stepped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import add, mul
+from itertools import accumulate, count
+from operator import mul
 from typing import NamedTuple
 
-STATE = (
-    "seqs",
-    "tokens",
-    "used",
-    "internal",
-    "extra",
-    "asked",
-    "true_total",
-    "hole",
-    "short",
-    "cached",
-    "largest",
-    "free",
-)
+STATE = ("seqs", "tokens", "used", "internal", "extra", "asked", "true_total", "hole", "short", "spare", "largest")
 """State variables, slots but for `seqs` (running requests).
 
 tokens: computed tokens of all running requests, this step's included; used: slots of referenced blocks; internal: slots
 of those that will never be filled; extra: slots counted more than once in `tokens` because blocks are shared; asked:
-slots that reservations asked for before rounding; true_total: prompt + output of the running requests; hole, short:
-free slots while the head of the queue is refused for want of an extent, or of blocks; cached: free slots that hold a
-cached prefix; largest: largest free extent; free: slots without references.
+slots that reservations asked for before rounding; true_total: prompt + output of the running requests, where anything
+was asked for; hole, short: free slots while the head of the queue is refused for want of an extent, or of blocks; spare:
+free slots without cached content, where anything is cached; largest: largest free extent, where adjacency matters.
 """
-SEQS, TOKENS, USED, INTERNAL, EXTRA, ASKED, TRUE_TOTAL, HOLE, SHORT, CACHED, LARGEST, FREE = range(len(STATE))
+SEQS, TOKENS, USED, INTERNAL, EXTRA, ASKED, TRUE_TOTAL, HOLE, SHORT, SPARE, LARGEST = range(len(STATE))
 WIDTH = len(STATE)
+RARE = range(EXTRA, WIDTH)
+"""Variables that are zero in most runs."""
 TIME, STEPS, EMITTED, COMPUTED = 2 * WIDTH, 2 * WIDTH + 1, 2 * WIDTH + 2, 2 * WIDTH + 3
 """After the time integrals and the per-step sums: duration, steps begun, tokens emitted, tokens computed."""
 COLUMNS = 2 * WIDTH + 4
@@ -47,24 +36,37 @@ NO_EDGE = 1 << 200
 class Growth(NamedTuple):
     """How a run of decode steps changes the state after its first step: one entry a further step, or () for none."""
 
-    used: Sequence[int]
-    """Slots newly referenced before this step."""
-    internal: Sequence[int]
+    used: Sequence[int] = ()
+    """Blocks newly referenced before this step."""
+    internal: Sequence[int] = ()
     """Slots of `internal` newly in use."""
-    evicted: Sequence[int]
-    """Cached free slots given up."""
+    unspared: Sequence[int] = ()
+    """Blocks that were free without content and are so no more."""
 
 
-NO_GROWTH = Growth((), (), ())
+NO_GROWTH = Growth()
+
+
+class _Triangles:
+    """0, 1, 3, 6, ...: pairs of steps, kept so that sums over a run multiply small integers only."""
+
+    def __init__(self) -> None:
+        self._values: list[int] = []
+
+    def first(self, num: int) -> list[int]:
+        """At least `num` of them; callers zip with something shorter."""
+        if num > len(self._values):
+            self._values = list(accumulate(range(2 * num)))
+        return self._values
 
 
 class Integrals:
     """Sums per segment between edges. Segment i is [edges[i-1], edges[i]); the first begins at 0, the last is open."""
 
-    def __init__(self, edges: Sequence[int], *, adjacency_matters: bool) -> None:
-        """`adjacency_matters`: the largest free extent is not simply everything that is free."""
+    def __init__(self, edges: Sequence[int], *, block_size: int) -> None:
         self.edges = sorted(set(edges))
-        self._adjacency = adjacency_matters
+        self._size = block_size
+        self._triangles = _Triangles()
         self._rows: list[list[int]] = []
         self._edge = self.edges[0] if self.edges else NO_EDGE
         self._open_row()
@@ -92,10 +94,17 @@ class Integrals:
 
     def add_step(self, start: int, duration: int, state: list[int], emitted: int, computed: int) -> None:
         """One step: `state` holds from its start to its end, `emitted` tokens appear at its end."""
-        self._steps += 1
-        self._computed += computed
-        self._sums = list(map(add, self._sums, state))
         end = start + duration
+        if end >= self._edge:
+            self._add_split_step(start, end, state, emitted, computed)
+            return
+        self._add_constant(state, duration, 1)
+        self._emitted += emitted
+        self._computed += computed
+
+    def _add_split_step(self, start: int, end: int, state: list[int], emitted: int, computed: int) -> None:
+        self._computed += computed
+        self._add_constant(state, 0, 1)
         while end >= self._edge:
             self._add_time(state, self._edge - start)
             start = self._edge
@@ -105,8 +114,27 @@ class Integrals:
 
     def _add_time(self, state: list[int], duration: int) -> None:
         if duration:
-            self._duration += duration
-            self._areas = [area + value * duration for area, value in zip(self._areas, state, strict=True)]
+            self._add_constant(state, duration, 0)
+
+    def _add_constant(self, state: list[int], duration: int, steps: int) -> None:
+        """A state that lasts `duration` and begins `steps` steps."""
+        areas, sums = self._areas, self._sums
+        seqs, tokens, used, internal = state[:4]
+        self._duration += duration
+        self._steps += steps
+        areas[SEQS] += seqs * duration
+        areas[TOKENS] += tokens * duration
+        areas[USED] += used * duration
+        areas[INTERNAL] += internal * duration
+        sums[SEQS] += seqs * steps
+        sums[TOKENS] += tokens * steps
+        sums[USED] += used * steps
+        sums[INTERNAL] += internal * steps
+        for index in RARE:
+            value = state[index]
+            if value:
+                areas[index] += value * duration
+                sums[index] += value * steps
 
     def _next_segment(self) -> None:
         self._rows.append(self._row())
@@ -127,15 +155,12 @@ class Integrals:
         state[TOKENS] += state[SEQS]
         if growth.internal:
             state[INTERNAL] += growth.internal[index]
-        if growth.evicted:
-            state[CACHED] -= growth.evicted[index]
-        used = growth.used[index] if growth.used else 0
+        if growth.unspared:
+            state[SPARE] -= growth.unspared[index] * self._size
+        used = growth.used[index] * self._size if growth.used else 0
         state[USED] += used
-        state[FREE] -= used
         if state[SHORT]:
             state[SHORT] -= used
-        if not self._adjacency:
-            state[LARGEST] -= used
 
     def add_progression(self, start: int, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
         """The same for durations in arithmetic progression; closed form where no edge falls into the run."""
@@ -144,48 +169,37 @@ class Integrals:
         if start + duration >= self._edge:
             self.add_run(start, range(first, first + slope * steps, slope) if slope else [first] * steps, state, growth)
             return
+        self._add_constant(state, duration, steps)
         seqs = state[SEQS]
-        areas = [area + value * duration for area, value in zip(self._areas, state, strict=True)]
-        sums = [total + value * steps for total, value in zip(self._sums, state, strict=True)]
         # Sums over the steps of their index, and of index x duration.
-        areas[TOKENS] += seqs * (first * pairs + slope * (pairs * (2 * steps - 1) // 3))
-        sums[TOKENS] += seqs * pairs
-        self._areas, self._sums = areas, sums
-        self._duration += duration
-        self._steps += steps
+        self._areas[TOKENS] += seqs * (first * pairs + slope * (pairs * (2 * steps - 1) // 3))
+        self._sums[TOKENS] += seqs * pairs
         self._emitted += seqs * steps
         self._computed += seqs * steps
-        if growth.used:
-            self._add_growth(first, slope, steps, duration, state, growth)
-
-    def _add_growth(
-        self, first: int, slope: int, steps: int, duration: int, state: list[int], growth: Growth
-    ) -> None:
-        """What begins with step i lasts for the rest of the run."""
-        used, internal, evicted = growth
-        # Elapsed time at the start of each further step.
-        begins = list(accumulate(range(first, first + slope * (steps - 1), slope) if slope else [first] * (steps - 1)))
-        area = _tail_area(used, begins, duration, steps)
-        self._add(USED, area, 1)
-        self._add(FREE, area, -1)
-        if state[SHORT]:
-            self._add(SHORT, area, -1)
-        if not self._adjacency:
-            self._add(LARGEST, area, -1)
+        used, internal, unspared = growth
+        if used:
+            area, total = self._tail(used, first, slope, steps, duration)
+            area *= self._size
+            total *= self._size
+            self._areas[USED] += area
+            self._sums[USED] += total
+            if state[SHORT]:
+                self._areas[SHORT] -= area
+                self._sums[SHORT] -= total
         if internal:
-            self._add(INTERNAL, _tail_area(internal, begins, duration, steps), 1)
-        if evicted:
-            self._add(CACHED, area if evicted is used else _tail_area(evicted, begins, duration, steps), -1)
+            area, total = self._tail(internal, first, slope, steps, duration)
+            self._areas[INTERNAL] += area
+            self._sums[INTERNAL] += total
+        if unspared:
+            area, total = self._tail(unspared, first, slope, steps, duration)
+            self._areas[SPARE] -= area * self._size
+            self._sums[SPARE] -= total * self._size
 
-    def _add(self, index: int, area: tuple[int, int], sign: int) -> None:
-        self._areas[index] += sign * area[0]
-        self._sums[index] += sign * area[1]
+    def _tail(self, changes: Sequence[int], first: int, slope: int, steps: int, duration: int) -> tuple[int, int]:
+        """Time integral and per-step sum of changes that each last from their step to the end of the run.
 
-
-def _tail_area(changes: Sequence[int], begins: Sequence[int], duration: int, steps: int) -> tuple[int, int]:
-    """Time integral and per-step sum of changes that each last from their step to the end of the run."""
-    total = sum(changes)
-    return (
-        total * duration - sum(map(mul, changes, begins)),
-        total * steps - sum(map(mul, changes, range(1, steps))),
-    )
+        Step i begins i x first + slope x i (i - 1) / 2 after the run does."""
+        whole = sum(changes)
+        by_index = sum(map(mul, changes, count(1)))
+        by_pairs = sum(map(mul, changes, self._triangles.first(steps))) if slope else 0
+        return whole * duration - first * by_index - slope * by_pairs, whole * steps - by_index

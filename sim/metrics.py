@@ -96,7 +96,9 @@ def latencies(rows: Iterable[RequestRow]) -> dict[str, float | None]:
     return table
 
 
-def memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = False) -> dict[str, float | None]:
+def memory(
+    row: Sequence[int], capacity_slots: int, *, caches: bool = False, per_step: bool = False
+) -> dict[str, float | None]:
     """The strict accounting of one row of integrals, as fractions of the capacity; sums to one by construction.
 
     `per_step`: means over steps begun instead of over time (what the paper's artifact plots).
@@ -104,6 +106,7 @@ def memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = False) -
     shift = at.WIDTH if per_step else 0
     whole = capacity_slots * (row[at.STEPS] if per_step else row[at.TIME])
     get = {name: row[shift + index] for index, name in enumerate(at.STATE)}
+    free = whole - get["used"]
     live = get["tokens"] - get["extra"]
     roundup = get["used"] - get["asked"] if get["asked"] else get["internal"]
     external = get["hole"] + get["short"]
@@ -116,8 +119,8 @@ def memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = False) -
         "external": external,
         "external_hole": get["hole"],
         "external_short": get["short"],
-        "free": get["free"] - external,
-        "cached_free": get["cached"],
+        "free": free - external,
+        "cached_free": free - get["spare"] if caches else 0,
         "blocks_used": get["used"],
     }
     return {f"kv_{name}_frac": ratio(value, whole) for name, value in slots.items()}

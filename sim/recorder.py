@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
 from engine.core.decode_set import DecodeSet
+from sim import integrals as at
 from sim.cost_executor import steps_until, total
 from sim.integrals import NO_GROWTH, Growth, Integrals
 
@@ -109,7 +110,8 @@ class Recorder:
         growth = self._allocator.growth_tokens
         self._pages = growth == self._block_size
         self._whole = growth == 0
-        self.integrals = Integrals(edges, adjacency_matters=not self._pages)
+        self._caches = bool(getattr(self._allocator, "enable_caching", False))
+        self.integrals = Integrals(edges, block_size=self._block_size)
         self.rows: list[RequestRow] = []
         self.wait_starts: list[int] = []
         self.wait_ends: list[int] = []
@@ -222,38 +224,37 @@ class Recorder:
 
     def _read(self, batch: Batch) -> list[int]:
         """The state vector in the order of `sim.integrals.STATE`."""
-        stats, size = self._stats, self._block_size
-        tokens = batch.num_context_tokens + batch.num_new_tokens + self._idle_tokens(batch)
-        used = stats.num_referenced * size
-        free = stats.num_free * size
-        refusal = batch.head_refusal
-        hole = refusal is not None and refusal.reason is Reason.NO_HOLE
+        free, cached, referenced, _, extra, asked, largest, _, _ = self._stats
+        size, num_running = self._block_size, len(self._scheduler.running)
+        tokens = batch.num_context_tokens + batch.num_new_tokens
+        if num_running != batch.num_seqs:
+            tokens += self._idle_tokens(batch)
+        used = referenced * size
+        hole = short = 0
+        if batch.head_refusal is not None:
+            hole = free * size if batch.head_refusal.reason is Reason.NO_HOLE else 0
+            short = 0 if hole else free * size
         return [
-            len(self._scheduler.running),
+            num_running,
             tokens,
             used,
-            self._internal(used, stats.num_extra_slots),
-            stats.num_extra_slots,
-            stats.num_asked_slots,
-            self._true_sum,
-            free if hole else 0,
-            free if refusal is not None and not hole else 0,
-            stats.num_cached_free * size,
-            stats.largest_free_extent * size,
-            free,
+            self._tail_sum if self._pages else self._internal(used, extra),
+            extra,
+            asked,
+            self._true_sum if asked else 0,
+            hole,
+            short,
+            (free - cached) * size if self._caches else 0,
+            0 if self._pages else largest * size,
         ]
 
     def _idle_tokens(self, batch: Batch) -> int:
         """Computed tokens of running requests that got nothing in this step (the budget ran out)."""
-        running = self._scheduler.running
-        if len(running) == batch.num_seqs:
-            return 0
         given = {chunk.request for chunk in batch.chunks}
-        return sum(r.computed for r in running if r.decoding is None and r not in given)
+        return sum(r.computed for r in self._scheduler.running if r.decoding is None and r not in given)
 
     def _internal(self, used: int, extra: int) -> int:
-        if self._pages:
-            return self._tail_sum
+        """Slots that will never be filled, where memory does not come block by block."""
         if self._whole:
             return used - self._final_sum
         size = self._block_size
@@ -265,7 +266,9 @@ class Recorder:
     def idle(self, start: int, end: int) -> None:
         """Nothing runs and nothing waits."""
         stats, size = self._allocator.stats(), self._block_size
-        state = [0] * 9 + [stats.num_cached_free * size, stats.largest_free_extent * size, stats.num_free * size]
+        state = [0] * at.WIDTH
+        state[at.SPARE] = (stats.num_free - stats.num_cached_free) * size if self._caches else 0
+        state[at.LARGEST] = 0 if self._pages else stats.largest_free_extent * size
         self.integrals.add_idle(start, end, state)
 
     def elapsed(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
@@ -290,35 +293,25 @@ class Recorder:
             self._block_head(start, batch, result, next_arrival)
 
     def _growth(self, batch: Batch, steps: int) -> Growth:
-        """Crossings, last blocks and evictions of the run's further steps."""
+        """Crossings, last blocks and spare blocks of the run's further steps."""
         if not self._pages:
             return NO_GROWTH
-        size, decodes = self._block_size, batch.decodes
-        used = [count * size for count in decodes.growth_counts(steps - 1)]
-        internal: list[int] = []
-        calendar = self._tail_calendar
-        if calendar:
-            begin = batch.clock + 1
-            for clock in range(begin, begin + steps - 1):
-                if clock in calendar:
-                    internal = internal or [0] * (steps - 1)
-                    for request, tail in self._due_tails(decodes, clock):
-                        self._begin_tail(request, tail)
-                        internal[clock - begin] += tail
-        return Growth(used, internal, self._evictions(used))
+        used = batch.decodes.growth_counts(steps - 1)
+        spare = self._stats.num_free - self._stats.num_cached_free if self._caches else 0
+        internal = self._last_blocks(batch, steps) if self._tail_calendar else ()
+        return Growth(used, internal, _first_taken(used, spare) if spare else ())
 
-    def _evictions(self, used: Sequence[int]) -> Sequence[int]:
-        """Cached slots given up: blocks come from the unhashed free ones as long as there are any."""
-        spare = (self._stats.num_free - self._stats.num_cached_free) * self._block_size
-        if not spare:
-            return used
-        if spare >= sum(used):
+    def _last_blocks(self, batch: Batch, steps: int) -> Sequence[int]:
+        """Slots of `internal` that begin with each further step."""
+        due = self._tail_calendar.keys() & range(batch.clock + 1, batch.clock + steps)
+        if not due:
             return ()
-        evicted = []
-        for taken in used:
-            evicted.append(max(taken - spare, 0))
-            spare = max(spare - taken, 0)
-        return evicted
+        internal = [0] * (steps - 1)
+        for clock in due:
+            for request, tail in self._due_tails(batch.decodes, clock):
+                self._begin_tail(request, tail)
+                internal[clock - batch.clock - 1] += tail
+        return internal
 
     def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
         end = start + result.duration
@@ -398,3 +391,14 @@ class Recorder:
                 progress.recount(request.num_computed_tokens)
             self.rows.append(self._row(request, "unfinished", progress, -1))
         self.rows.sort()
+
+
+def _first_taken(used: Sequence[int], spare: int) -> Sequence[int]:
+    """How many of the blocks taken in each step come from the spare ones: those go first."""
+    if spare >= sum(used):
+        return used
+    taken = []
+    for blocks in used:
+        taken.append(min(blocks, spare))
+        spare -= taken[-1]
+    return taken

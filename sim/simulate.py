@@ -84,6 +84,11 @@ class Run:
         """Token slots that requests can hold."""
         return self.allocator.capacity_blocks * self.allocator.block_size
 
+    @property
+    def caches(self) -> bool:
+        """Whether free blocks may hold cached prefixes."""
+        return bool(getattr(self.allocator, "enable_caching", False))
+
     def integrals_between(self, start: int, stop: int) -> list[int]:
         """Sums over [start, stop); both must be edges, 0, or beyond the last edge."""
         total = [0] * at.COLUMNS

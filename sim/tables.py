@@ -29,7 +29,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     in_window = sum(window.start <= r.finish < window.stop for r in finished)
     span_s = (window.stop - window.start) / PS
     makespan_s = run.makespan / PS
-    strict = metrics.memory(row, capacity)
+    strict = metrics.memory(row, capacity, caches=run.caches)
     pages = run.allocator.growth_tokens == run.allocator.block_size
     backlog = run.backlog
     saturated = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
@@ -43,7 +43,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         **counts,
         **strict,
         "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME]) if pages else None,
-        "external_fragmentation_index": _index(row),
+        "external_fragmentation_index": _index(run, row),
         **paper,
         "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
         "iter_mean_batch_size": metrics.ratio(row[at.WIDTH + at.SEQS], row[at.STEPS]),
@@ -72,8 +72,12 @@ def summary_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _index(row: Sequence[int]) -> float | None:
-    share = metrics.ratio(row[at.LARGEST], row[at.FREE])
+def _index(run: Run, row: Sequence[int]) -> float | None:
+    """1 - largest free extent / total free; 0 where any free block serves any request."""
+    free = run.capacity_slots * row[at.TIME] - row[at.USED]
+    if run.allocator.growth_tokens == run.allocator.block_size:
+        return 0.0 if free else None
+    share = metrics.ratio(row[at.LARGEST], free)
     return None if share is None else 1.0 - share
 
 
@@ -140,8 +144,8 @@ def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
     return {
         "time_s": start / PS,
         "duration_s": duration / PS,
-        **metrics.memory(row, run.capacity_slots),
-        "external_fragmentation_index": _index(row),
+        **metrics.memory(row, run.capacity_slots, caches=run.caches),
+        "external_fragmentation_index": _index(run, row),
         "mean_batch_size": row[at.SEQS] / duration,
         "mean_num_waiting": waiting / duration,
         "num_steps": row[at.STEPS],
