@@ -21,9 +21,9 @@ def blanked(case: Case, seen: dict[str, Any], *, all_of_it: bool) -> dict[str, A
     rows = [list(row) for row in seen["segments"]]
     columns = []
     if pool.freed_to == "back" and pool.enable_caching:
-        columns += [at.CACHED, at.WIDTH + at.CACHED]
+        columns += [at.SPARE, at.WIDTH + at.SPARE]
     if f"chunk({pool.block_size})" in case.spec.allocator:
-        columns += [at.INTERNAL, at.WIDTH + at.INTERNAL]
+        columns += [at.INTERNAL, at.WIDTH + at.INTERNAL, at.LARGEST, at.WIDTH + at.LARGEST]
     for row in rows:
         for column in columns:
             row[column] = 0

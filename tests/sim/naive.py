@@ -16,45 +16,15 @@ from sim import integrals as at
 from sim import simulate as simulate_module
 from sim.arrivals import LengthLimits
 from sim.cost import Features
-from sim.recorder import RequestRow
 from tests.sim.cases import Case, free_queue, prepared
 from tests.sim.naive_paged import NaivePaged
+from tests.sim.naive_request import NaiveRequest
 
 
-class NaiveRequest:
-    """A request with its history; looks to a real allocator like one of its own."""
-
-    def __init__(self, request: Any) -> None:
-        self.request_id, self.arrival, self.priority = request.request_id, request.arrival, request.priority
-        self.num_prompt_tokens, self.max_tokens = request.num_prompt_tokens, request.max_tokens
-        self.oracle = request.oracle_output_tokens
-        self.num_stop_tokens = min(self.oracle, self.max_tokens)
-        self.content = request.content
-        self.computed, self.known = 0, self.num_prompt_tokens
-        self.blocks, self.row, self.num_hashed = None, 0, 0
-        self.first_scheduled = self.first_token = self.preempted_at = -1
-        self.high = self.hits = self.total = self.again = self.preempted = self.num_preemptions = 0
-
-    @property
-    def num_computed_tokens(self) -> int:
-        return self.computed
-
-    @property
-    def num_tokens(self) -> int:
-        return self.known
-
-    def compute(self, count: int) -> None:
-        self.total += count
-        self.again += sum(position < self.high for position in range(self.computed, self.computed + count))
-        self.computed += count
-        self.high = max(self.high, self.computed)
-
-    def to_row(self, status: str, finish: int) -> RequestRow:
-        return RequestRow(
-            self.request_id, status, self.arrival, self.first_scheduled, self.first_token, finish,
-            self.num_prompt_tokens, self.known - self.num_prompt_tokens, self.max_tokens, self.priority,
-            self.num_preemptions, self.hits, self.total, self.again, self.preempted,
-        )  # fmt: skip
+def in_order(**state: int) -> list[int]:
+    """The state variables as the integrals keep them; those not named are zero."""
+    assert state.keys() <= set(at.STATE)
+    return [state.get(name, 0) for name in at.STATE]
 
 
 class NaiveReplay:
@@ -67,7 +37,7 @@ class NaiveReplay:
         self.paged = spec.allocator == "paged"
         self.pool: Any = NaivePaged(spec.pool) if self.paged else make_allocator(spec.allocator, spec.pool)
         self.end = None if spec.end_s is None else round(spec.end_s * 10**12)
-        self.rows: list[RequestRow] = []
+        self.rows: list[Any] = []
         self.segments = [[0] * at.COLUMNS for _ in range(len(edges) + 1)]
         self.starts: list[int] = []
         self.ends: list[int] = []
@@ -121,7 +91,7 @@ class NaiveReplay:
             self.waiting.sort(key=lambda r: (r.priority, r.arrival, r.request_id))
 
     def idle(self, start: int, end: int) -> None:
-        self.over(start, end, [0] * 9 + self.pool_state(), steps=0)
+        self.over(start, end, in_order(**self.pool_state()), steps=0)
 
     def step(self, now: int) -> tuple[int, bool]:
         """One step: its end, and whether the run is cut in it."""
@@ -246,10 +216,14 @@ class NaiveReplay:
 
     # accounting -----------------------------------------------------------------------------------------------------
 
-    def pool_state(self) -> list[int]:
-        """cached, largest, free."""
+    def pool_state(self) -> dict[str, int]:
+        """Of free blocks; zero where the recorder has no use for it."""
         stats, size = self.pool.stats(), self.size
-        return [stats.num_cached_free * size, stats.largest_free_extent * size, stats.num_free * size]
+        caches = self.paged and self.spec.pool.enable_caching
+        return {
+            "spare": (stats.num_free - stats.num_cached_free) * size if caches else 0,
+            "largest": 0 if self.paged else stats.largest_free_extent * size,
+        }
 
     def state(self, refusal: Refusal | None) -> list[int]:
         """By physical block: what its owners have filled, and what they will."""
@@ -273,14 +247,21 @@ class NaiveReplay:
                 n for n, o in zip(regions.length.tolist(), regions.owner.tolist(), strict=True) if o not in free
             ) - len(owners)
         used = (len(owners) + leaving) * size
-        total = sum(r.num_prompt_tokens + r.num_stop_tokens for r in self.running)
-        cached, largest, left = self.pool_state()
-        assert used + left == self.capacity * size
+        asked, free = self.pool.stats().num_asked_slots, self.pool.stats().num_free * size
+        assert used + free == self.capacity * size
         hole = refusal is not None and refusal.reason is Reason.NO_HOLE
-        return [
-            len(self.running), tokens, used, internal + leaving * size, extra, self.pool.stats().num_asked_slots, total,
-            left if hole else 0, left if refusal is not None and not hole else 0, cached, largest, left,
-        ]  # fmt: skip
+        return in_order(
+            seqs=len(self.running),
+            tokens=tokens,
+            used=used,
+            internal=internal + leaving * size,
+            extra=extra,
+            asked=asked,
+            true_total=sum(r.num_prompt_tokens + r.num_stop_tokens for r in self.running) if asked else 0,
+            hole=free if hole else 0,
+            short=free if refusal is not None and not hole else 0,
+            **self.pool_state(),
+        )
 
     def over(self, start: int, end: int, state: list[int], *, steps: int) -> None:
         """Adds a state that held from `start` to `end`, segment by segment."""
