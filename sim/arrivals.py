@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.core.content import BlockIdContent, ChainedIds, Content
 from engine.core.request import Request
-from sim.recorder import RequestRow
+from sim.rows import RequestRow
 
 if TYPE_CHECKING:
     from workloads import Trace

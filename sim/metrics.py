@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sim import integrals as at
-from sim.recorder import RequestRow
+from sim.rows import RequestRow
 
 PS = 10**12
 

@@ -10,76 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
-from engine.core.decode_set import DecodeSet
 from sim import integrals as at
 from sim.cost_executor import steps_until, total
 from sim.integrals import NO_GROWTH, Growth, Integrals
+from sim.last_blocks import LastBlocks
+from sim.rows import Progress, RequestRow
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
-
-
-class RequestRow(NamedTuple):
-    """What happened to one request; times in picoseconds, -1 where it never came to that."""
-
-    request_id: int
-    status: str
-    """finished, truncated (stopped by its limit), rejected (can never fit), failed (no output in the trace),
-    unfinished (still there when the run was cut)."""
-    arrival: int
-    first_scheduled: int
-    first_token: int
-    finish: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    max_tokens: int
-    priority: int
-    num_preemptions: int
-    num_hit_tokens: int
-    """Prompt tokens found in the prefix cache at first admission."""
-    num_computed_tokens: int
-    """Tokens computed over all admissions."""
-    num_recomputed_tokens: int
-    """Those of them that had been computed before and were lost."""
-    preempted: int
-    """Time between each preemption and the resumption that followed it, summed."""
-
-
-class _Progress:
-    """A request under way."""
-
-    __slots__ = (
-        "computed",
-        "first_scheduled",
-        "first_token",
-        "high",
-        "hits",
-        "preempted",
-        "preempted_at",
-        "recomputed",
-        "start",
-    )
-
-    def __init__(self) -> None:
-        self.first_scheduled = -1
-        self.first_token = -1
-        self.high = 0
-        """Most tokens ever computed."""
-        self.hits = 0
-        self.start = 0
-        """Tokens that the last admission took from the cache."""
-        self.computed = 0
-        self.recomputed = 0
-        self.preempted = 0
-        self.preempted_at = -1
-
-    def recount(self, computed: int) -> None:
-        """Books what was computed since the last admission."""
-        self.computed += computed - self.start
-        self.recomputed += max(0, min(computed, self.high) - self.start)
-        self.high = max(self.high, computed)
 
 
 class Snapshot(NamedTuple):
@@ -124,12 +64,10 @@ class Recorder:
         self.snapshots: list[Snapshot] = []
         self._snapshot_times = list(reversed(snapshot_times))
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
-        self._progress: dict[Request, _Progress] = {}
+        self._progress: dict[Request, Progress] = {}
         self._final_sum = 0
         self._true_sum = 0
-        self._tails: dict[Request, int] = {}
-        self._tail_sum = 0
-        self._tail_calendar: dict[int, list[Request]] = {}
+        self._last_blocks = LastBlocks(self._block_size, final_tokens)
         self._stats: AllocatorStats = self._allocator.stats()
         self._state: list[int] = []
 
@@ -137,7 +75,7 @@ class Recorder:
 
     def arrive(self, request: Request) -> None:
         """The request has joined the queue."""
-        self._progress[request] = _Progress()
+        self._progress[request] = Progress()
         self.wait_starts.append(request.arrival)
 
     def scheduled(self, now: int, batch: Batch) -> None:
@@ -151,7 +89,7 @@ class Recorder:
         for request, hits, resumed in batch.admitted:
             self._take(now, request, hits, resumed)
         if self._pages:
-            self._start_tails(batch)
+            self._last_blocks.scheduled(batch)
         if self._snapshot_times and now >= self._snapshot_times[-1]:
             self._snapshot(now)
         self._stats = self._allocator.stats()
@@ -172,7 +110,7 @@ class Recorder:
     def _drop(self, request: Request) -> None:
         self._final_sum -= self._final_tokens(request)
         self._true_sum -= request.num_prompt_tokens + request.num_stop_tokens
-        self._tail_sum -= self._tails.pop(request, 0)
+        self._last_blocks.drop(request)
 
     def _snapshot(self, now: int) -> None:
         while self._snapshot_times and now >= self._snapshot_times[-1]:
@@ -186,41 +124,6 @@ class Recorder:
         self.snapshots.append(Snapshot(now, regions._replace(owner=owner)))
 
     # state --------------------------------------------------------------------------------------------------------
-
-    def _tail_from(self, request: Request) -> tuple[int, int]:
-        """Computed tokens from which the request holds its last block, and the slots of it that stay empty."""
-        size, final = self._block_size, self._final_tokens(request)
-        blocks = -(-final // size)
-        return (blocks - 1) * size + 1, blocks * size - final
-
-    def _start_tails(self, batch: Batch) -> None:
-        """Last blocks taken in this step; those that decoding will take later go into the calendar."""
-        for chunk in batch.chunks:
-            request = chunk.request
-            start, tail = self._tail_from(request)
-            if request.computed >= start and request not in self._tails:
-                self._begin_tail(request, tail)
-        for request in batch.joined:
-            if request not in self._tails:
-                start, tail = self._tail_from(request)
-                self._tail_calendar.setdefault(max(start - request.base, batch.clock), []).append(request)
-        if batch.clock in self._tail_calendar:
-            for request, tail in self._due_tails(batch.decodes, batch.clock):
-                self._begin_tail(request, tail)
-
-    def _begin_tail(self, request: Request, tail: int) -> None:
-        self._tails[request] = tail
-        self._tail_sum += tail
-
-    def _due_tails(self, decodes: DecodeSet, clock: int) -> list[tuple[Request, int]]:
-        """Requests that take their last block when the decode clock reaches `clock`."""
-        due = []
-        for request in self._tail_calendar.pop(clock, ()):
-            start, tail = self._tail_from(request)
-            reached = request.decoding is decodes and start - request.base <= clock
-            if reached and request not in self._tails:
-                due.append((request, tail))
-        return due
 
     def _read(self, batch: Batch) -> list[int]:
         """The state vector in the order of `sim.integrals.STATE`."""
@@ -238,7 +141,7 @@ class Recorder:
             num_running,
             tokens,
             used,
-            self._tail_sum if self._pages else self._internal(used, extra),
+            self._last_blocks.empty_slots if self._pages else self._internal(used, extra),
             extra,
             asked,
             self._true_sum if asked else 0,
@@ -298,20 +201,7 @@ class Recorder:
             return NO_GROWTH
         used = batch.decodes.growth_counts(steps - 1)
         spare = self._stats.num_free - self._stats.num_cached_free if self._caches else 0
-        internal = self._last_blocks(batch, steps) if self._tail_calendar else ()
-        return Growth(used, internal, _first_taken(used, spare) if spare else ())
-
-    def _last_blocks(self, batch: Batch, steps: int) -> Sequence[int]:
-        """Slots of `internal` that begin with each further step."""
-        due = self._tail_calendar.keys() & range(batch.clock + 1, batch.clock + steps)
-        if not due:
-            return ()
-        internal = [0] * (steps - 1)
-        for clock in due:
-            for request, tail in self._due_tails(batch.decodes, clock):
-                self._begin_tail(request, tail)
-                internal[clock - batch.clock - 1] += tail
-        return internal
+        return Growth(used, self._last_blocks.run(batch, steps), _first_taken(used, spare) if spare else ())
 
     def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
         end = start + result.duration
@@ -358,38 +248,18 @@ class Recorder:
             progress = self._progress.pop(request)
             progress.recount(request.computed)
             truncated = request.max_tokens < request.oracle_output_tokens
-            self.rows.append(self._row(request, "truncated" if truncated else "finished", progress, now))
-
-    @staticmethod
-    def _row(request: Request, status: str, progress: _Progress, finish: int) -> RequestRow:
-        return RequestRow(
-            int(request.request_id),
-            status,
-            request.arrival,
-            progress.first_scheduled,
-            progress.first_token,
-            finish,
-            request.num_prompt_tokens,
-            request.num_output_tokens,
-            request.max_tokens,
-            request.priority,
-            request.num_preemptions,
-            progress.hits,
-            progress.computed,
-            progress.recomputed,
-            progress.preempted,
-        )
+            self.rows.append(progress.row(request, "truncated" if truncated else "finished", now))
 
     def turn_away(self, request: Request, status: str) -> None:
         """A request that is not replayed keeps its row."""
-        self.rows.append(self._row(request, status, _Progress(), -1)._replace(num_output_tokens=0))
+        self.rows.append(Progress().row(request, status, -1))
 
     def close(self, now: int) -> None:
         """Rows for the requests still there when the run was cut."""
         for request, progress in self._progress.items():
             if request in self._scheduler.running:
                 progress.recount(request.num_computed_tokens)
-            self.rows.append(self._row(request, "unfinished", progress, -1))
+            self.rows.append(progress.row(request, "unfinished", -1))
         self.rows.sort()
 
 

@@ -15,7 +15,8 @@ from engine.core.step import Cut, never_skip
 from sim import integrals as at
 from sim import metrics
 from sim.arrivals import PS_PER_NS, LengthLimits, requests_of
-from sim.recorder import Recorder, RequestRow
+from sim.recorder import Recorder
+from sim.rows import RequestRow
 from sim.replay import Replay
 from sim.reconcile import Check, reconcile
 

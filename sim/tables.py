@@ -14,7 +14,7 @@ from sim.metrics import PS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.recorder import RequestRow
+    from sim.rows import RequestRow
     from sim.simulate import Run
 
 

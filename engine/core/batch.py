@@ -61,13 +61,13 @@ class Batch:
         "num_seqs",
         "num_waiting",
         "preempted",
+        "steady",
     )
 
     def __init__(
         self,
         decodes: DecodeSet,
         chunks: Sequence[Chunk],
-        *,
         joined: Sequence[Request] = (),
         admitted: Sequence[Admission] = (),
         preempted: Sequence[Preemption] = (),
@@ -90,19 +90,16 @@ class Batch:
         self.head_refusal = head_refusal
         """Why the head of the queue did not get memory; None if it was not refused any."""
         self.num_waiting = num_waiting
-        num_decodes = len(decodes)
+        num_decodes = len(decodes.members)
         self.num_seqs = num_decodes + len(chunks)
         self.num_new_tokens = num_decodes
-        self.num_context_tokens = decodes.num_computed_tokens - num_decodes
+        self.num_context_tokens = decodes.sum_base + num_decodes * (decodes.clock - 1)
         """Tokens whose K and V this step reads from before it, summed over the sequences."""
-        for chunk in chunks:
-            self.num_new_tokens += chunk.num_new_tokens
-            self.num_context_tokens += chunk.num_context_tokens
-
-    @property
-    def steady(self) -> bool:
+        for _, context, new, _ in chunks:
+            self.num_new_tokens += new
+            self.num_context_tokens += context
+        self.steady = not (chunks or admitted or preempted or grants) and num_decodes > 0
         """Whether nothing but decoding happened, so that the next step may be the same again."""
-        return not (self.chunks or self.admitted or self.preempted or self.grants) and self.num_seqs > 0
 
     def items(self) -> Iterator[tuple[Request, int, int]]:
         """(request, context tokens, new tokens) in running order; O(batch log batch)."""

@@ -117,10 +117,10 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
-        taken = self._free.pop_front(count)
-        missing = count - len(taken)
-        if missing:
-            for blocks, held in self._free.pop_back(missing):
+        free = self._free
+        taken = free.pop_front(count) if free.stack else []
+        if len(taken) < count:
+            for blocks, held in free.pop_back(count - len(taken)):
                 if held is Held.FINDABLE:
                     self._forget(blocks)
                 elif held is Held.UNFINDABLE:

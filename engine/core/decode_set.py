@@ -103,8 +103,10 @@ class DecodeSet:
         """How many members outgrow what they hold, in each of the next `num_steps` steps."""
         if not self.period:
             return [0] * num_steps
-        counts = list(map(len, self.buckets))
         phase = self.clock % self.period
+        if phase + num_steps <= self.period:
+            return list(map(len, self.buckets[phase : phase + num_steps]))
+        counts = list(map(len, self.buckets))
         counts = counts[phase:] + counts[:phase]
         return (counts * (num_steps // self.period + 1))[:num_steps]
 

@@ -23,6 +23,9 @@ class Held(IntEnum):
     """Content under keys, at least in part."""
 
 
+FINDABLE = Held.FINDABLE
+
+
 class Segment:
     """Blocks that one release put at the back; the last of the list is the next to be handed out."""
 
@@ -96,16 +99,17 @@ class FreeQueue:
         self.num_at_back -= count
         while count:
             segment = self._segments[0]
-            blocks = segment.blocks
-            if segment.gone or segment.held is Held.FINDABLE:
-                taken = self._pick(segment, count)
-            else:
+            blocks, held = segment.blocks, segment.held
+            if held is not FINDABLE and count < len(blocks):
                 taken = blocks[: -count - 1 : -1]
                 del blocks[-count:]
-            if not blocks:
+                groups.append((taken, held))
+                return groups
+            taken = self._pick(segment, count) if held is FINDABLE else blocks[::-1]
+            if held is not FINDABLE or not blocks:
                 self._segments.popleft()
             count -= len(taken)
-            groups.append((taken, segment.held))
+            groups.append((taken, held))
         return groups
 
     def _pick(self, segment: Segment, count: int) -> list[int]:

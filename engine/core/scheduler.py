@@ -9,15 +9,15 @@ list is walked request by request, exactly as vLLM does.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from engine.core.allocator import Grant, KVAllocator, Refusal
 from engine.core.batch import Admission, Batch, Chunk, Preemption
 from engine.core.decode_set import DecodeSet
+from engine.core.limits import PrefixCounters, SchedulerConfig
 from engine.core.request import Request, Status
 from engine.core.waiting import FcfsQueue, PriorityQueue, WaitingQueue
 
@@ -26,44 +26,7 @@ if TYPE_CHECKING:
 
 _order = attrgetter("order")
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits and policies; the defaults are vLLM 0.33's."""
-
-    max_model_len: int
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    chunked_prefill: bool = True
-    full_sequence_gate: bool = True
-    """Admit only if the whole sequence as it stands fits, even when only its first chunk is scheduled."""
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    long_prefill_token_threshold: int = 0
-    """Most tokens of one request in one step while other requests exist; 0: no such limit."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
-        if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f"unknown policy {self.policy!r}: use fcfs or priority")
-        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"without chunked prefill max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
-                f"max_model_len={self.max_model_len}: a longer prompt could never be scheduled"
-            )
-
-
-@dataclass(slots=True)
-class PrefixCounters:
-    """Tokens looked up and found in the prefix cache, counted once, at admission; resumed requests apart."""
-
-    queries: int = 0
-    hits: int = 0
-    preempted_queries: int = 0
-    preempted_hits: int = 0
+__all__ = ["PrefixCounters", "Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
@@ -107,24 +70,26 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Decides one step and takes its memory; computed tokens advance at once."""
         step = _Step(self.config.max_num_batched_tokens)
-        joined, self._joined = self._joined, []
+        joined: Sequence[Request] = ()
+        if self._joined:
+            joined, self._joined = self._joined, []
         self._serve_running(step)
         self.decodes.clock += 1
-        chunks = [self._compute(request, count) for request, count in step.chunks.items()]
+        chunks = [self._compute(request, count) for request, count in step.chunks.items()] if step.chunks else []
         head_refusal = None
         self._watch = None
-        if not step.preempted:
+        if self.waiting and not step.preempted:
             head_refusal = self._admit_waiting(step, chunks)
         return Batch(
             self.decodes,
             chunks,
-            joined=[r for r in joined if r.decoding is not None] if joined else (),
-            admitted=step.admitted,
-            preempted=step.preempted,
-            copies=[pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
-            grants=step.grants,
-            head_refusal=head_refusal,
-            num_waiting=len(self.waiting),
+            [request for request in joined if request.decoding is not None] if joined else (),
+            step.admitted,
+            step.preempted,
+            [pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
+            step.grants,
+            head_refusal,
+            len(self.waiting),
         )
 
     def _compute(self, request: Request, count: int) -> Chunk:
@@ -139,7 +104,7 @@ class Scheduler:
         elif not decodes or self.allocator.free_run(decodes, 1):
             self.allocator.advance(decodes, 1)
             step.budget -= len(decodes)
-            left = [request for request in list(late) if not self._serve(step, request)]
+            left = [request for request in list(late) if not self._serve(step, request)] if late else late
         else:
             left = self._serve_short_of_memory(step)
         for request in left:
@@ -253,7 +218,7 @@ class Scheduler:
             )
             if isinstance(grant, Refusal):
                 return grant
-            waiting.pop()
+            waiting.pop_head()
             self._watch = None
             step.budget -= count
             self._start(step, request, hit.num_tokens)

@@ -26,7 +26,7 @@ class WaitingQueue(Protocol):
         """The next to be admitted."""
         ...
 
-    def pop(self) -> Request:
+    def pop_head(self) -> Request:
         """Removes and returns the head."""
         ...
 
@@ -35,35 +35,15 @@ class WaitingQueue(Protocol):
     def __iter__(self) -> Iterator[Request]: ...
 
 
-class FcfsQueue:
-    """Arrival order; preempted requests return to the front."""
+class FcfsQueue(deque["Request"]):
+    """Arrival order; preempted requests return to the front. A deque, so that asking for its length costs nothing."""
 
-    __slots__ = ("_requests",)
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
-    def append(self, request: Request) -> None:
-        """At the back."""
-        self._requests.append(request)
-
-    def put_back(self, request: Request) -> None:
-        """At the front."""
-        self._requests.appendleft(request)
+    put_back = deque.appendleft
+    pop_head = deque.popleft
 
     def head(self) -> Request:
         """O(1)."""
-        return self._requests[0]
-
-    def pop(self) -> Request:
-        """O(1)."""
-        return self._requests.popleft()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return self[0]
 
 
 class PriorityQueue:
@@ -84,7 +64,7 @@ class PriorityQueue:
         """O(1)."""
         return self._heap[0][3]
 
-    def pop(self) -> Request:
+    def pop_head(self) -> Request:
         """O(log n)."""
         return heapq.heappop(self._heap)[3]
 

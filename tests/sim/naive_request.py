@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.recorder import RequestRow
+from sim.rows import RequestRow
 
 
 class NaiveRequest:

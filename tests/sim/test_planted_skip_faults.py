@@ -17,20 +17,16 @@ from engine.core.registry import PoolConfig
 from engine.core.scheduler import Scheduler, SchedulerConfig
 from sim import cost_executor
 from sim.integrals import Integrals
-from sim.recorder import Recorder, _Progress
+from sim.recorder import Recorder
 from sim.replay import Arrivals
+from sim.rows import Progress
 from sim.simulate import RunSpec
 from tests.sim.cases import Case, random_case, random_model
 from tests.sim.check import check_case
+from tests.sim.planting import instead
 from workloads import Trace
 
 MAX_CASES = 600
-
-
-def instead(owner: Any, name: str, faulty: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Replaces a method; the faulty one gets the original first."""
-    original = getattr(owner, name)
-    return mock.patch.object(owner, name, lambda *args, **kw: faulty(original, *args, **kw))
 
 
 # Skipping -------------------------------------------------------------------------------------------------------------
@@ -105,10 +101,10 @@ def the_run_stops_after_the_commit() -> AbstractContextManager[Any]:
 
 
 def a_preempted_token_is_not_counted() -> AbstractContextManager[Any]:
-    def short(original: Callable[..., None], progress: _Progress, computed: int) -> None:
+    def short(original: Callable[..., None], progress: Progress, computed: int) -> None:
         original(progress, max(computed - 1, progress.start))
 
-    return instead(_Progress, "recount", short)
+    return instead(Progress, "recount", short)
 
 
 @contextmanager

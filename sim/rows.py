@@ -1,0 +1,89 @@
+"""One row a request: what happened to it, and how that is gathered while it is under way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from engine.core.request import Request
+
+
+class RequestRow(NamedTuple):
+    """What happened to one request; times in picoseconds, -1 where it never came to that."""
+
+    request_id: int
+    status: str
+    """finished, truncated (stopped by its limit), rejected (can never fit), failed (no output in the trace),
+    unfinished (still there when the run was cut)."""
+    arrival: int
+    first_scheduled: int
+    first_token: int
+    finish: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    priority: int
+    num_preemptions: int
+    num_hit_tokens: int
+    """Prompt tokens found in the prefix cache at first admission."""
+    num_computed_tokens: int
+    """Tokens computed over all admissions."""
+    num_recomputed_tokens: int
+    """Those of them that had been computed before and were lost."""
+    preempted: int
+    """Time between each preemption and the resumption that followed it, summed."""
+
+
+class Progress:
+    """A request under way."""
+
+    __slots__ = (
+        "computed",
+        "first_scheduled",
+        "first_token",
+        "high",
+        "hits",
+        "preempted",
+        "preempted_at",
+        "recomputed",
+        "start",
+    )
+
+    def __init__(self) -> None:
+        self.first_scheduled = -1
+        self.first_token = -1
+        self.high = 0
+        """Most tokens ever computed."""
+        self.hits = 0
+        self.start = 0
+        """Tokens that the last admission took from the cache."""
+        self.computed = 0
+        self.recomputed = 0
+        self.preempted = 0
+        self.preempted_at = -1
+
+    def recount(self, computed: int) -> None:
+        """Books what was computed since the last admission."""
+        self.computed += computed - self.start
+        self.recomputed += max(0, min(computed, self.high) - self.start)
+        self.high = max(self.high, computed)
+
+    def row(self, request: Request, status: str, finish: int) -> RequestRow:
+        """The request's row as things stand."""
+        return RequestRow(
+            int(request.request_id),
+            status,
+            request.arrival,
+            self.first_scheduled,
+            self.first_token,
+            finish,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.max_tokens,
+            request.priority,
+            request.num_preemptions,
+            self.hits,
+            self.computed,
+            self.recomputed,
+            self.preempted,
+        )
