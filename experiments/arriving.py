@@ -73,7 +73,8 @@ def _from_file(workload: Workload, seed: int, num_runs: int) -> Arriving:
         "num_read": loaded.num_read,
         "dropped": loaded.dropped,
     }
-    return Arriving({seed: trace}, _provenance(trace, extra), [*loaded.notes])
+    notes = [note.replace(str(path), path.name) for note in loaded.notes]
+    return Arriving({seed: trace}, _provenance(trace, extra), notes)
 
 
 def _provenance(trace: Trace, extra: Mapping[str, Any]) -> dict[str, Any]:

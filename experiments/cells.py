@@ -46,6 +46,8 @@ class Outcome:
     checks: list[dict[str, Any]] = field(default_factory=list)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     """requests, timeline, and map or steps where they were asked for."""
+    num_rows: dict[str, int] = field(default_factory=dict)
+    """Of each table, also after the tables have been let go."""
     error: str = ""
     """One line, if the run raised."""
     details: str = ""
@@ -102,6 +104,7 @@ def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
         raise
     except Exception as error:  # noqa: BLE001 - whatever an allocator does, the other cells are run and kept
         outcome = Outcome(task.cell, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())
+    outcome.num_rows = {name: len(frame) for name, frame in outcome.tables.items()}
     outcome.wall_s = time.perf_counter() - started
     return outcome
 

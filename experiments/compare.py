@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,7 @@ def write_inputs(kept: Store, plan: Plan, flags: Flags) -> None:
 
 
 def _from(folder: Path, path: str) -> str:
-    try:
-        return Path(path).resolve().relative_to(folder, walk_up=True).as_posix()  # type: ignore[call-arg]
-    except (TypeError, ValueError):
-        import os
-
-        return Path(os.path.relpath(Path(path).resolve(), folder)).as_posix()
+    return Path(os.path.relpath(Path(path).resolve(), folder)).as_posix()
 
 
 def announce(plan: Plan, talk: Talk) -> None:
@@ -127,9 +123,7 @@ def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:
         for outcome in _serial(tasks, talk) if jobs == 1 or len(tasks) == 1 else _parallel(tasks, jobs):
             if kept is not None:
                 kept.write_cell(outcome)
-                outcome.tables = {
-                    name: frame.iloc[:0] if name == "map" else frame for name, frame in outcome.tables.items()
-                }
+                outcome.tables = {}  # on disk by now
             progress.by_cell[outcome.cell.name] = outcome
             _tell(outcome, len(progress.by_cell), len(tasks), talk)
     except KeyboardInterrupt:
@@ -148,14 +142,26 @@ def _serial(tasks: Sequence[Task], talk: Talk) -> Iterator[Outcome]:
 
 def _parallel(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
     """In the order of finishing; processes are started anew, so that nothing is inherited."""
-    with ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn")) as workers:
-        futures = [workers.submit(run_task, task) for task in tasks]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            workers.shutdown(wait=False, cancel_futures=True)
-            raise
+    others = set(multiprocessing.active_children())
+    workers = ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn"))
+    try:
+        futures = {workers.submit(run_task, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield _outcome(future, futures[future])
+        workers.shutdown()
+    except BaseException:
+        workers.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+
+
+def _outcome(future: Future[Outcome], task: Task) -> Outcome:
+    """A worker that died takes its cell with it, not the others."""
+    try:
+        return future.result()
+    except Exception as error:  # noqa: BLE001 - whatever came through the pipe, the finished cells are kept
+        return Outcome(task.cell, error=f"{type(error).__name__}: {error}", details="the process was lost")
 
 
 def _tell(outcome: Outcome, done: int, total: int, talk: Talk) -> None:

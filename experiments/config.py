@@ -172,7 +172,8 @@ def _nested(values: Mapping[str, Any], origin: Mapping[str, Layer]) -> dict[str,
 def _complaint(item: Any, origin: Mapping[str, Layer]) -> str:
     parts = [str(part) for part in item["loc"]]
     key = next((k for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in origin), ".".join(parts[:2]))
-    layer = origin.get(key)
+    inside = next((layer for name, layer in origin.items() if name.startswith(key + ".")), None)
+    layer = origin.get(key, inside)
     place = layer.place(key) if layer else "configuration"
     if item["type"] == "extra_forbidden":
         return f"{place}: {key}: unknown key; {suggestion(key)}"
@@ -192,9 +193,10 @@ def suggestion(key: str) -> str:
             return f"keys are in SI base units: use {known[right]} in {unit}"
     if leaf in known:
         return f"did you mean {known[leaf]}?"
-    near = get_close_matches(leaf, known, n=1, cutoff=0.6)
+    named = known if "." in key else {**known, **{name: f"[{name}]" for name in SECTIONS}}
+    near = get_close_matches(leaf, named, n=1, cutoff=0.6)
     if near:
-        return f"did you mean {known[near[0]]}?"
+        return f"did you mean {named[near[0]]}?"
     section = key.partition(".")[0]
     names = _section(section).model_fields if section in SECTIONS else Config.model_fields
     return f"known are {', '.join(names)}"

@@ -69,6 +69,8 @@ def named(plan: Plan) -> dict[str, Any]:
     """The resolved configuration with files by name only: a manifest can be shown to anyone."""
     tree = dump(plan.config)
     flat = map_paths({f"{s}.{k}": v for s in ("workload", "model", "measure") for k, v in tree[s].items()}, _last_part)
+    if plan.config.model.name is not None and Path(plan.config.model.name).exists():
+        flat["model.name"] = _last_part(plan.config.model.name)
     for dotted, value in flat.items():
         section, _, key = dotted.partition(".")
         tree[section][key] = value

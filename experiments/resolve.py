@@ -148,6 +148,8 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     pool = pool_of(config, shape, [size for _, size in grid])
     step_model, limits = step_model_of(config, shape), scheduler_config(config)
     arriving = given(trace, config.seed) if trace is not None else arrive(config.workload, config.seed, config.num_runs)
+    if not all(len(one) for one in arriving.traces.values()):
+        raise UsageError(f"{arriving.provenance['name']}: the trace has no requests")
     sha256 = config_sha256(config, arriving)
     cells = tuple(
         _cell(config, pool, sha256, name, size, seed, writes) for name, size in grid for seed in sorted(arriving.traces)

@@ -172,4 +172,4 @@ def summary_row(outcome: Outcome) -> dict[str, Any]:
 
 def row_counts(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
     """Rows of each table, by cell."""
-    return {o.cell.name: {name: len(frame) for name, frame in o.tables.items()} for o in outcomes if o.tables}
+    return {outcome.cell.name: outcome.num_rows for outcome in outcomes if outcome.num_rows}

@@ -1,0 +1,178 @@
+"""The smaller verbs, and what the command line itself answers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compar",),
+        ("compare", "--blok-size", "3"),
+        ("compare", "stray"),
+        ("compare", "--allocator", "orca-maxx"),
+        ("compare", "--allocator", "nowhere:Nothing"),
+        ("compare", "--model", "lama-2-13b"),
+        ("compare", "--gpu", "a100-80"),
+        ("compare", "--workload", "paper-fig3"),
+        ("compare", "--trace", "missing.csv"),
+        ("compare", "-c", "missing.toml"),
+        ("compare", "--step-model", "linear:1,2"),
+        ("compare", "--max-num-batched-tokens", "100"),
+        ("compare", "--record", "everything"),
+        ("compare", "--block-size", "0"),
+        ("compare", "--jobs", "0"),
+        ("report", "missing"),
+        ("map", "missing"),
+        ("plot", "missing"),
+        ("validate", "missing"),
+        ("capacity", "--rule", "best"),
+        ("check-allocator", "nowhere:Nothing"),
+    ],
+)
+def test_what_cannot_be_done_is_exit_2_with_one_reason(pagelab, words):
+    done = pagelab(*words)
+    assert done.code == 2, done.err
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert done.err.strip().splitlines()[-1]
+
+
+def test_suggestions(pagelab):
+    assert "--block-size" in pagelab("compare", "--blok-size", "3").err
+    assert "orca-max" in pagelab("compare", "--allocator", "orca-maxx").err
+    assert "llama-2-13b" in pagelab("compare", "--model", "lama-2-13b").err
+
+
+def test_an_error_under_json_is_one_object_too(pagelab, strict_object):
+    done = pagelab("compare", "--allocator", "orca-maxx", "--json")
+    assert strict_object(done.out)["exit_code"] == done.code == 2
+
+
+def test_a_bug_of_ours_is_exit_1(pagelab, monkeypatch):
+    monkeypatch.setattr("experiments.resolve.filled", lambda *args, **kwargs: 1 / 0)
+    done = pagelab("compare")
+    assert done.code == 1
+    assert "ZeroDivisionError" in done.err
+
+
+def test_help_and_version_import_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from experiments.cli import main; code = main(['compare', '--help']); "
+        "heavy = {'pandas', 'pyarrow', 'seaborn', 'matplotlib', 'torch', 'simpy', 'pydantic'} & set(sys.modules); "
+        "assert not heavy, heavy; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--allow-unequal-pools" in done.stdout
+
+
+def test_capacity_prints_the_terms(pagelab, strict_object):
+    answer = strict_object(pagelab("capacity", "--rule", "sosp23", "--json").out)
+    assert (answer["num_blocks"], answer["block_size"], answer["rule"]) == (984, 16, "sosp23")
+    assert answer["terms"]["total_bytes"] == 42_314_694_656
+    default = strict_object(pagelab("capacity", "-m", "llama-2-13b", "--gpu", "a100-80g", "--json").out)
+    assert default["num_blocks"] == 3818
+    chapter = strict_object(pagelab("capacity", "-m", "llama-2-13b", "--rule", "chapter", "--json").out)
+    assert [c["rule"] for c in chapter["capacities"]] == ["chapter-gib", "chapter-gb", "chapter-mixed"]
+    assert "weights_bytes" in pagelab("capacity").out
+
+
+def test_a_capacity_that_leaves_no_block_says_why(pagelab):
+    done = pagelab("capacity", "-m", "llama-2-13b", "--gpu", "l4-24g")
+    assert done.code == 2
+    assert "not one KV block fits" in done.err
+
+
+def test_traces_are_made_inspected_converted_and_validated(pagelab, strict_object):
+    assert pagelab("trace", "synth", "a.csv", "-n", "50", "--seed", "4", "--request-rate", "2").code == 0
+    assert pagelab("trace", "synth", "a.csv").code == 2
+    assert pagelab("trace", "synth", "b.txt").code == 2
+    assert pagelab("trace", "convert", "a.csv", "b.parquet").code == 0
+    first = strict_object(pagelab("trace", "inspect", "a.csv", "--json").out)
+    second = strict_object(pagelab("trace", "inspect", "b.parquet", "--json").out)
+    assert first["sha256"] == second["sha256"]
+    assert first["num_requests"] == 50
+    assert "rate_per_s" in pagelab("trace", "inspect", "a.csv").out
+    valid = strict_object(pagelab("trace", "validate", "b.parquet", "--json").out)
+    assert (valid["valid"], valid["num_requests"]) == (True, 50)
+
+
+def test_a_file_that_is_no_trace_is_exit_2_with_its_line(pagelab, tmp_path):
+    (tmp_path / "bad.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,12,x\n")
+    done = pagelab("trace", "validate", "bad.csv")
+    assert done.code == 2
+    assert "bad.csv:2" in done.err
+
+
+def test_stored_results_are_validated_by_their_bytes(small, pagelab, strict_object, tmp_path):
+    small("compare", "-o", "out", "--allocator", "paged", "--no-report")
+    assert pagelab("validate", "out").code == 0
+    assert pagelab("validate", "out/config.resolved.toml").code == 0
+    (table,) = (tmp_path / "out/cells").glob("*/timeline.parquet")
+    table.write_bytes(table.read_bytes()[:-9])
+    done = pagelab("validate", "out", "--json")
+    assert done.code == 4
+    assert any("timeline.parquet" in problem for problem in strict_object(done.out)["problems"])
+    (tmp_path / "out/manifest.json").unlink()
+    assert pagelab("validate", "out").code == 2
+
+
+def test_maps_and_plots_of_stored_results(small, pagelab, tmp_path):
+    small("compare", "-o", "out", "--allocator", "paged,orca-max", "--block-size", "8,16", "--no-report")
+    shown = pagelab("map", "out", "--at", "2.5", "--cell", "orca-max-bs16")
+    assert shown.code == 0, shown.err
+    assert shown.out.count("orca-max-bs16") == 1
+    assert pagelab("map", "out", "--cell", "nothing").code == 2
+    drawn = pagelab("plot", "out", "--var-y", "mean_batch_size")
+    assert drawn.code == 0, drawn.err
+    assert (tmp_path / "out/figures/mean_batch_size-by-block_size.png").stat().st_size > 1000
+    assert pagelab("validate", "out").code == 0
+    assert pagelab("plot", "out", "--var-y", "mean_batch_sise").code == 2
+
+
+LEAKY = """
+from engine.core.registry import ALLOCATORS
+
+def Leaky(pool):
+    made = ALLOCATORS["paged"](pool)
+    made.free = lambda request: None
+    return made
+"""
+
+
+def test_check_allocator_passes_ours_and_names_what_a_leak_breaks(pagelab, strict_object, tmp_path):
+    assert pagelab("check-allocator", "paged", "--seeds", "2", "--actions", "30").code == 0
+    (tmp_path / "my_leaky_pool.py").write_text(LEAKY)
+    done = pagelab("check-allocator", "my_leaky_pool:Leaky", "--seeds", "2", "--json")
+    assert done.code == 4
+    answer = strict_object(done.out)
+    assert answer["holds"] is False
+    assert "seed=" in answer["violation"]
+
+
+def test_a_report_that_breaks_loses_no_data(small, monkeypatch, tmp_path):
+    import experiments.report
+
+    def broken(folder):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(experiments.report, "write_report", broken)
+    done = small("compare", "-o", "out", "--allocator", "paged")
+    assert done.code == 3
+    assert "no ink" in done.err
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["status"] == "failed"
+    assert (tmp_path / "out/summary.csv").exists()
+
+
+def test_the_report_is_the_last_word_and_in_the_manifest(small, pagelab, tmp_path):
+    done = small("compare", "-o", "out", "--allocator", "paged,orca-max")
+    assert done.code == 0, done.err
+    assert done.out.rstrip().splitlines()[-1] == "report: out/report.html"
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert "report.html" in manifest["derived_files"]
+    assert pagelab("report", "out").code == 0
+    assert pagelab("validate", "out").code == 0
