@@ -17,7 +17,7 @@ from experiments.figures import FIGURES, Stored
 from experiments.figures.answer import answer
 from experiments.figures.caption import caption_of, command_of
 from experiments.figures.drawing import Drawn, draw_all
-from experiments.figures.tables import exclusions, lost_cells, results, results_by_block_size, setup
+from experiments.figures.tables import MEMORY, SPEED, exclusions, lost_cells, results, results_by_block_size, setup
 from sim.metrics import METRICS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -81,7 +81,8 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "checks": checks_of(stored),
         "figures": [p for p in pictures if p["name"] != BLOCK_SIZE_FIGURE],
         "block_size_figure": next((p for p in pictures if p["name"] == BLOCK_SIZE_FIGURE), None),
-        "results": results(stored),
+        "memory": results(stored, MEMORY),
+        "speed": results(stored, SPEED),
         "by_block_size": results_by_block_size(stored),
         "base_block_size": stored.base_block_size,
         "saturated": sorted(stored.saturated()),

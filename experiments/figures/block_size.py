@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from experiments.figures.panels import legend_of
 from experiments.figures.repeats import need, over_seeds
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.style import in_order, log2_axis, look_of, percent_axis
@@ -63,8 +64,7 @@ def _draw(stored: Stored, canvas: Canvas) -> pd.DataFrame:
         raise NothingToDrawError("this result has a single block size; run a sweep over block sizes to see its effect")
     axes = canvas.subplots(1, 2, sharex=True)
     plotted = by_block_size(stored.summary, list(axes))
-    handles, labels = axes[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=4)
+    legend_of(canvas, axes[0])
     return plotted
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from experiments.figures.panels import legend_of
 from experiments.figures.repeats import need
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.figures.states import coarser
@@ -41,11 +42,11 @@ def external_fragmentation(timeline_by_allocator: Mapping[str, pd.DataFrame], ax
     for allocator in in_order(timeline_by_allocator):
         rows = index_over_time(timeline_by_allocator[allocator])
         look = look_of(allocator)
-        drawn = {"color": look.colour, "linestyle": look.line, "linewidth": 1.2, "clip_on": False}
+        drawn = {"color": look.colour, "linestyle": look.line, "linewidth": 1.2}
         ax.plot(rows["time_s"] + rows["duration_s"] / 2, rows[INDEX], label=allocator, **drawn)
         parts.append(rows.assign(allocator=allocator))
-    ax.set_ylim(0, 1)
-    ax.set_xlim(0, max((float(rows["time_s"].max()) for rows in parts), default=1.0))
+    ax.set_ylim(-0.01, 1)
+    ax.set_xlim(0, max((float((rows["time_s"] + rows["duration_s"]).max()) for rows in parts), default=1.0))
     ax.set_ylabel("1 - largest free / all free")
     ax.set_xlabel("simulated time (s)")
     return pd.concat(parts, ignore_index=True)[["allocator", "time_s", "duration_s", INDEX]]
@@ -57,8 +58,7 @@ def _draw(stored: Stored, canvas: Canvas) -> pd.DataFrame:
         raise NothingToDrawError("no cell of this result has a timeline.parquet")
     ax = canvas.subplots()
     plotted = external_fragmentation(timelines, ax)
-    handles, labels = ax.get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside right upper")
+    legend_of(canvas, ax)
     return plotted
 
 
@@ -69,5 +69,5 @@ FIGURE = Figure(
     "of what is free. A paged allocator can combine any blocks, so it stays at 0.",
     paper="Not in the paper; its section 3.1 describes the effect.",
     draw=_draw,
-    height_in=lambda stored: 2.3,
+    height_in=lambda stored: 2.6,
 )

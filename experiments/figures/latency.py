@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from experiments.figures.panels import legend_of
 from experiments.figures.repeats import need
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.style import in_order, look_of, percent_axis
@@ -98,8 +99,7 @@ def _draw(stored: Stored, canvas: Canvas, which: Latency) -> pd.DataFrame:
     plotted = latency_ecdf(tables, ax, which, saturated=stored.saturated())
     if plotted.empty:
         raise NothingToDrawError("no request finished, so there is no latency to show")
-    handles, labels = ax.get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside right upper")
+    legend_of(canvas, ax)
     return plotted
 
 
@@ -114,7 +114,7 @@ TTFT = Figure(
     "left are better; the scale is logarithmic." + SATURATED,
     paper="The paper's Fig. 12 shows means; distributions are what serving benchmarks plot.",
     draw=lambda stored, canvas: _draw(stored, canvas, "ttft_s"),
-    height_in=lambda stored: 2.5,
+    height_in=lambda stored: 2.7,
 )
 TPOT = Figure(
     name="tpot_ecdf",
@@ -124,5 +124,5 @@ TPOT = Figure(
     "Lines further left are better; the scale is logarithmic." + SATURATED,
     paper="The paper's Fig. 12 shows means; distributions are what serving benchmarks plot.",
     draw=lambda stored, canvas: _draw(stored, canvas, "tpot_s"),
-    height_in=lambda stored: 2.5,
+    height_in=lambda stored: 2.7,
 )

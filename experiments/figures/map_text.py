@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
 import numpy as np
@@ -38,8 +39,7 @@ def memory_map_text(
     digits = len(str(num_blocks))
     lines = []
     for start in range(0, len(shown), width):
-        cells = "".join(_cell(who, letters, colour) for who in shown[start : start + width])
-        lines.append(f"{1 + start * bucket:>{digits}} {cells}")
+        lines.append(f"{1 + start * bucket:>{digits}} {_cells(shown[start : start + width], letters, colour)}")
     return "\n".join([*lines, _legend(time, owner, bucket, len(letters))])
 
 
@@ -53,9 +53,13 @@ def _letters(owner: Blocks) -> dict[int, str]:
     return {who: LETTERS[index % len(LETTERS)] for index, who in enumerate(holders)}
 
 
-def _cell(who: int, letters: dict[int, str], colour: bool) -> str:
-    sign = SIGNS[who] if who in SIGNS else letters.get(who, "?")
-    return f"\x1b[{COLOURS[who % len(COLOURS)]}m{sign}\x1b[0m" if colour and who >= 0 else sign
+def _cells(shown: list[int], letters: dict[int, str], colour: bool) -> str:
+    order = {who: place for place, who in enumerate(letters)}
+    text = ""
+    for who, same in groupby(shown):
+        cells = (SIGNS[who] if who in SIGNS else letters[who]) * len(list(same))
+        text += f"\x1b[{COLOURS[order[who] % len(COLOURS)]}m{cells}\x1b[0m" if colour and who in order else cells
+    return text
 
 
 def _legend(time: float, owner: Blocks, bucket: int, num_holders: int) -> str:

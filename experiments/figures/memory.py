@@ -159,15 +159,12 @@ def _draw_map(stored: Stored, canvas: Canvas) -> pd.DataFrame:
 
 
 def _draw_extents(stored: Stored, canvas: Canvas) -> pd.DataFrame:
-    tops: list[float] = []
-
-    def panel(allocator: str, table: pd.DataFrame, ax: Axes) -> pd.DataFrame:
-        runs = free_extents(table, ax, num_blocks=stored.num_blocks(allocator))
-        tops.append(ax.get_ylim()[1])
-        ax.set_ylim(top=max(tops))
-        return runs
-
-    plotted = one_panel_each(stored.one_each("map"), canvas, panel, missing=NO_MAP)
+    plotted = one_panel_each(
+        stored.one_each("map"),
+        canvas,
+        lambda name, table, ax: free_extents(table, ax, num_blocks=stored.num_blocks(name)),
+        missing=NO_MAP,
+    )
     labels = [(colour, label) for colour, (_, _, label) in zip(class_colours(), CLASSES, strict=True)]
     handles = _handles(labels)
     canvas.legend(handles=handles, loc="outside lower center", ncols=6, title="length of the free run (blocks)")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from experiments.figures.stored import Stored
 
 ROW_IN = 1.75
+LEGEND_CHARS = 120
 
 
 def num_columns(num_panels: int) -> int:
@@ -43,12 +44,15 @@ def one_panel_each(
     rows = -(-len(tables) // columns)
     grid = canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
-    plotted = []
+    plotted, limits = [], []
     for place, ((allocator, table), axes) in enumerate(zip(tables.items(), panels, strict=False)):
         shown = draw(allocator, table, axes)
         axes.set_title(allocator)
         _label_outer(axes, left=place % columns == 0, bottom=place + columns >= len(tables))
+        limits.append((*axes.get_xlim(), *axes.get_ylim()))
         plotted.append(shown.assign(allocator=allocator))
+    lefts, rights, bottoms, tops = zip(*limits, strict=True)
+    panels[0].set(xlim=(min(lefts), max(rights)), ylim=(min(bottoms), max(tops)))
     for axes in panels[len(tables) :]:
         axes.remove()
     frame = pd.concat(plotted, ignore_index=True)
@@ -67,3 +71,10 @@ def _label_outer(axes: Axes, *, left: bool, bottom: bool) -> None:
 def shared_legend(canvas: Canvas, handles: list[object], columns: int) -> None:
     """One legend for all panels, below them."""
     canvas.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def legend_of(canvas: Canvas, axes: Axes) -> None:
+    """The legend of one panel below everything, in as many columns as its names leave room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = LEGEND_CHARS // (max(map(len, labels), default=1) + 8)
+    canvas.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), columns)))

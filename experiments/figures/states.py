@@ -27,7 +27,11 @@ FRACTIONS = [f"kv_{state.key}_frac" for state in STRICT_STATES]
 
 
 def coarser(timeline: pd.DataFrame, columns: list[str], most: int = MAX_COLUMNS) -> pd.DataFrame:
-    """Neighbouring bins joined until at most `most` are left: durations add up, means are weighted by them."""
+    """Neighbouring bins joined until at most `most` are left: durations add up, means are weighted by them.
+
+    The stored grid ends with an open bin, for whatever lasts far beyond the arrivals; if it is long, it is left out."""
+    if len(timeline) > 2 and timeline["duration_s"].iloc[-1] > 1.5 * timeline["duration_s"].median():
+        timeline = timeline.iloc[:-1]
     group = np.arange(len(timeline)) // max(1, -(-len(timeline) // most))
     weight = timeline["duration_s"]
     sums = timeline[columns].mul(weight, axis=0).groupby(group).sum()
@@ -102,7 +106,7 @@ FIGURE = Figure(
     claim="Each panel is the whole KV memory of one allocator; the green area is memory that really holds tokens. "
     "Everything between green and white is memory that somebody has but does not use, or that is free in a form "
     "nobody can use. The more green, the better. Dashed lines bound the interval that the averages are taken "
-    "over.",
+    "over; a long drain after the last arrival is left out.",
     paper="The paper's Fig. 2, resolved in time.",
     draw=_draw,
     height_in=panel_height,

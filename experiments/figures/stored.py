@@ -99,7 +99,8 @@ class Stored:
             return pd.DataFrame({name: [] for name in columns})
         self.problems.append("trace_lengths.csv is missing: the lengths shown are those of requests that finished")
         done = every[-1][every[-1]["status"].isin(["finished", "truncated"])]
-        return done.loc[done["seed"] == done["seed"].min(), columns]
+        shown: pd.DataFrame = done.loc[done["seed"] == done["seed"].min(), columns]
+        return shown
 
     def num_blocks(self, allocator: str) -> int:
         """Blocks that requests can hold in that allocator's pool."""

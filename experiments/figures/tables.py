@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import floor, log10
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -23,13 +25,15 @@ class Column(NamedTuple):
     """frac (per cent), num, count or s (simulated seconds)."""
 
 
-RESULTS = (
+MEMORY = (
     Column("kv_live_frac", "live", "frac"),
     Column("kv_reserved_frac", "reserved", "frac"),
     Column("kv_internal_frac", "internal", "frac"),
     Column("kv_external_frac", "external", "frac"),
     Column("kv_free_frac", "free", "frac"),
     Column("mean_batch_size", "batched requests", "num"),
+)
+SPEED = (
     Column("request_throughput_per_s", "requests/s", "num"),
     Column("output_tok_per_s", "tokens/s", "num"),
     Column("mean_ttft_s", "TTFT (s)", "s"),
@@ -48,26 +52,29 @@ class Table(NamedTuple):
 
 
 def number(value: Any, kind: str) -> str:
-    """A value of one kind; a dash for what is missing."""
+    """A value of one kind, in three significant digits; a dash for what is missing."""
     if value is None or pd.isna(value):
         return "–"
     if kind == "count":
         return f"{int(value):,}"
-    if kind == "frac":
-        return f"{value:.1%}"
-    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+    return f"{value:.1%}" if kind == "frac" else f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    return 0 if value == 0 else min(9, max(0, 2 - floor(log10(abs(value)))))
 
 
 def spread(mean: Any, sd: Any, kind: str) -> str:
-    """mean ± sd; the mean alone where there is one seed."""
+    """mean ± sd, to the same decimal place; the mean alone where there is one seed."""
     if sd is None or pd.isna(sd) or pd.isna(mean):
         return number(mean, kind)
-    return f"{number(mean, kind)} ± {number(sd, kind)}"
+    right = number(sd, kind) if kind == "frac" else f"{sd:,.{_decimals(mean)}f}"
+    return f"{number(mean, kind)} ± {right}"
 
 
-def results(stored: Stored) -> Table:
+def results(stored: Stored, columns: Sequence[Column]) -> Table:
     """One row an allocator; latencies of saturated runs carry a dagger."""
-    return _means(stored, stored.base, ["allocator"], in_order(stored.allocators))
+    return _means(stored.base, ["allocator"], columns)
 
 
 def results_by_block_size(stored: Stored) -> Table:
@@ -75,16 +82,16 @@ def results_by_block_size(stored: Stored) -> Table:
     frame = stored.summary
     if frame.empty or frame["block_size"].nunique() < 2:
         return Table([], [])
-    return _means(stored, frame, ["allocator", "block_size"], in_order(frame["allocator"].astype(str)))
+    return _means(frame, ["allocator", "block_size"], MEMORY)
 
 
-def _means(stored: Stored, frame: pd.DataFrame, keys: list[str], order: list[str]) -> Table:
-    shown = [column for column in RESULTS if column.name in frame]
+def _means(frame: pd.DataFrame, keys: list[str], columns: Sequence[Column]) -> Table:
+    shown = [column for column in columns if column.name in frame]
     if frame.empty:
         return Table([], [])
     table = over_seeds(frame, keys, [column.name for column in shown])
     saturated = _saturated_keys(frame, keys)
-    rank = {name: place for place, name in enumerate(order)}
+    rank = {name: place for place, name in enumerate(in_order(frame["allocator"].astype(str)))}
     table = table.sort_values(keys, key=lambda values: values.map(rank) if values.name == "allocator" else values)
     rows = []
     for _, row in table.iterrows():
