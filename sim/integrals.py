@@ -86,7 +86,7 @@ class Integrals:
 
     def add_idle(self, start: int, end: int, state: list[int]) -> None:
         """Time without steps."""
-        while end > self._edge:
+        while end >= self._edge:
             self._add_time(state, self._edge - start)
             start = self._edge
             self._next_segment()

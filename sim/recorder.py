@@ -48,7 +48,7 @@ class Recorder:
         self._capacity_slots = self._allocator.capacity_blocks * self._block_size
         self._final_tokens = final_tokens
         growth = self._allocator.growth_tokens
-        self._pages = growth == self._block_size
+        self._pages = growth == self._block_size and not getattr(self._allocator, "contiguous", False)
         self._whole = growth == 0
         self._caches = bool(getattr(self._allocator, "enable_caching", False))
         self.integrals = Integrals(edges, block_size=self._block_size)
@@ -200,8 +200,10 @@ class Recorder:
         if not self._pages:
             return NO_GROWTH
         used = batch.decodes.growth_counts(steps - 1)
-        spare = self._stats.num_free - self._stats.num_cached_free if self._caches else 0
-        return Growth(used, self._last_blocks.run(batch, steps), _first_taken(used, spare) if spare else ())
+        spares: Sequence[int] = ()
+        if self._caches and self._stats.num_free > self._stats.num_cached_free:
+            spares = self._allocator.spares_taken(used)  # type: ignore[attr-defined]
+        return Growth(used, self._last_blocks.run(batch, steps), spares)
 
     def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
         end = start + result.duration
@@ -261,14 +263,3 @@ class Recorder:
                 progress.recount(request.num_computed_tokens)
             self.rows.append(progress.row(request, "unfinished", -1))
         self.rows.sort()
-
-
-def _first_taken(used: Sequence[int], spare: int) -> Sequence[int]:
-    """How many of the blocks taken in each step come from the spare ones: those go first."""
-    if spare >= sum(used):
-        return used
-    taken = []
-    for blocks in used:
-        taken.append(min(blocks, spare))
-        spare -= taken[-1]
-    return taken

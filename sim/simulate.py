@@ -86,6 +86,12 @@ class Run:
         return self.allocator.capacity_blocks * self.allocator.block_size
 
     @property
+    def pages(self) -> bool:
+        """Whether memory comes block by block from anywhere in the pool."""
+        allocator = self.allocator
+        return allocator.growth_tokens == allocator.block_size and not getattr(allocator, "contiguous", False)
+
+    @property
     def caches(self) -> bool:
         """Whether free blocks may hold cached prefixes."""
         return bool(getattr(self.allocator, "enable_caching", False))

@@ -30,7 +30,6 @@ def summary_of(run: Run) -> dict[str, Any]:
     span_s = (window.stop - window.start) / PS
     makespan_s = run.makespan / PS
     strict = metrics.memory(row, capacity, caches=run.caches)
-    pages = run.allocator.growth_tokens == run.allocator.block_size
     backlog = run.backlog
     saturated = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
     counts = metrics.counts(run.rows)
@@ -42,7 +41,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "capacity_tokens": capacity,
         **counts,
         **strict,
-        "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME]) if pages else None,
+        "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME]) if run.pages else None,
         "external_fragmentation_index": _index(run, row),
         **paper,
         "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
@@ -75,7 +74,7 @@ def summary_of(run: Run) -> dict[str, Any]:
 def _index(run: Run, row: Sequence[int]) -> float | None:
     """1 - largest free extent / total free; 0 where any free block serves any request."""
     free = run.capacity_slots * row[at.TIME] - row[at.USED]
-    if run.allocator.growth_tokens == run.allocator.block_size:
+    if run.pages:
         return 0.0 if free else None
     share = metrics.ratio(row[at.LARGEST], free)
     return None if share is None else 1.0 - share

@@ -122,6 +122,9 @@ class KVAllocator(Protocol):
     """Tokens by which a decoding request's memory grows: a request that has computed a multiple of it needs memory
     for its next token. 0: everything is taken at admission. None: unknown; every step then asks for every request."""
 
+    contiguous: bool
+    """Whether a request's blocks must be adjacent, so that free extents matter."""
+
     def refuses_forever(self, request: Request) -> Refusal | None:
         """A refusal with `Reason.NEVER` if prompt + max_tokens can never fit, else None."""
         ...

@@ -65,6 +65,7 @@ class ContiguousAllocator:
         self._reserve = parse_reserve(reserve, block_size)
         self._fit = fit
         self.growth_tokens: int | None = self._reserve.chunk_tokens
+        self.contiguous = True
         self._max_model_len = max_model_len
         self._space = make_placement(fit, capacity_blocks, largest=-(-max_model_len // block_size))
         self._extents: dict[Request, Extent] = {}

@@ -89,6 +89,12 @@ class DecodeSet:
         """Members that outgrow what they hold in the `step`-th step from now (0 = the next one), in running order."""
         return self.buckets[(self.clock + step) % self.period] if self.period else ()
 
+    def crossing(self) -> list[Request]:
+        """Members whose next token is the first or the last of a block of `period` tokens, in running order."""
+        first = self.growing()
+        last = self.growing(1) if self.period > 1 else ()
+        return sorted((*first, *last), key=_order)
+
     def growing_in(self, num_steps: int) -> Sequence[Request]:
         """Members that outgrow what they hold in the next `num_steps` steps, in (step, running order)."""
         buckets, period, clock = self.buckets, self.period, self.clock

@@ -63,6 +63,7 @@ class PagedAllocator:
         self.capacity_blocks = capacity_blocks
         self.num_blocks = capacity_blocks + 1
         self.growth_tokens: int | None = block_size
+        self.contiguous = False
         self.enable_caching = enable_caching
         self.watermark_blocks = int(watermark * self.num_blocks)
         self.pool = BlockPool(capacity_blocks, freed_to=freed_to, record_events=record_events)
@@ -230,17 +231,25 @@ class PagedAllocator:
         """Nothing to do: whole-block sharing copies nothing."""
 
     def free(self, request: Request) -> None:
-        """Releases the table, last block first; cached blocks stay findable until they are taken."""
+        """Releases the table, last block first; cached blocks stay findable until they are taken.
+
+        Blocks that were to fill in a step that took them back (a victim that had been served in it already) were never
+        computed, so they are not cached; vLLM 0.33 leaves them findable.
+        """
         table = self._table(request)
-        num_full = 0
-        if self.enable_caching:
-            num_full = max(request.num_hashed, request.num_computed_tokens // self.block_size)
-            if request.status is not Status.FINISHED or self.pool.events is not None:
-                self._commit_private(request, table, num_full)
+        num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
+        if request.num_hashed > num_full:
+            self.pool.uncommit(table[num_full : request.num_hashed])
+        if num_full and (request.status is not Status.FINISHED or self.pool.events is not None):
+            self._commit_private(request, table, num_full)
         self.pool.release(table, num_full)
         del self._tables[request]
         request.blocks = None
         request.num_hashed = 0
+
+    def spares_taken(self, counts: Sequence[int]) -> Sequence[int]:
+        """If `counts` blocks are taken step by step: how many of them hold no cached content, by step; pure."""
+        return self.pool.spares_taken(counts)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and no change, while any block is in use."""

@@ -122,9 +122,13 @@ class Scheduler:
     def _serve_short_of_memory(self, step: _Step) -> list[Request]:
         """Only requests that need a block can be refused; the others' tokens fit in what they hold."""
         late = list(self._catching_up)
-        order = list(self.decodes.growing()) if self.allocator.growth_tokens else []
+        order: Sequence[Request]
         if getattr(self.allocator, "one_free_each", False):
             order = list(self.decodes)
+        elif self.decodes.num_sharing:  # those that fill a block have it committed, too
+            order = self.decodes.crossing()
+        else:
+            order = list(self.decodes.growing())
         budget = step.budget
         for request in order:
             self._serve(step, request)
@@ -171,10 +175,11 @@ class Scheduler:
         return count
 
     def _victim(self) -> Request:
-        """FCFS: the last of the running list. Priority: the least urgent, the latest arrival among equals."""
+        """FCFS: the last of the running list. Priority: the last in the order of the queue, so that among equals the
+        first one keeps what it has and progress is certain."""
         if self.config.policy == "fcfs":
             return next(reversed(self.running))
-        return max(self.running, key=lambda r: (r.priority, r.arrival))
+        return max(self.running, key=lambda r: (r.priority, r.arrival, r.request_id))
 
     def _preempt(self, step: _Step, victim: Request) -> None:
         """Takes all memory back; the victim's whole sequence will be recomputed."""
