@@ -85,13 +85,14 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "speed": results(stored, SPEED),
         "by_block_size": results_by_block_size(stored),
         "base_block_size": stored.base_block_size,
+        "num_seeds": stored.base["seed"].nunique(),
         "saturated": sorted(stored.saturated()),
         "exclusions": exclusions(stored),
         "lost_cells": lost_cells(stored),
         "problems": stored.problems,
         "notes": _notes(stored),
         "metrics": METRICS,
-        "manifest": json.dumps(stored.manifest, indent=2, ensure_ascii=False),
+        "manifest": json.dumps(_without_derived(stored.manifest), indent=2, ensure_ascii=False),
     }
 
 
@@ -102,6 +103,11 @@ def checks_of(stored: Stored) -> dict[str, Any]:
     failed = [f"{cell}: {name}" for cell, name, passed in outcomes if not passed]
     names = list(dict.fromkeys(name for _, name, _ in outcomes))
     return {"passed": len(outcomes) - len(failed), "failed": failed, "names": names, "num_cells": len(cells)}
+
+
+def _without_derived(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A page cannot hold its own hash."""
+    return {key: value for key, value in manifest.items() if key != "derived_files"}
 
 
 def _notes(stored: Stored) -> list[str]:

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLUMN_IN, PAGE_IN = 3.33, 6.9
-"""Widths of one column and of the page."""
+COLUMN_IN, PAGE_IN, PLOT_IN = 3.33, 6.9, 4.6
+"""Widths of one column, of the page, and of a single plot to look at."""
 DPI = 150
 MUTED = "#595959"
 """Notes, references and guides."""

@@ -35,7 +35,7 @@ def batched_requests(frame: pd.DataFrame, ax: Axes) -> pd.DataFrame:
             place, row["mean_batch_size"], 0.62, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0
         )
     places = np.arange(len(table))
-    spread = table["mean_batch_size_sd"].fillna(0.0)
+    spread = table["mean_batch_size_sd"]
     ax.errorbar(table["mean_batch_size"], places, xerr=spread, fmt="none", ecolor="black", capsize=2.5)
     if "iter_mean_batch_size" in table:
         ax.plot(table["iter_mean_batch_size"], places, "D", color="white", markeredgecolor="black", markersize=4)

@@ -52,7 +52,7 @@ def by_block_size(frame: pd.DataFrame, axes: Sequence[Axes]) -> pd.DataFrame:
 
 def _line(ax: Axes, rows: pd.DataFrame, value: str, allocator: str) -> None:
     look = look_of(allocator)
-    spread = rows[f"{value}_sd"].fillna(0.0)
+    spread = rows[f"{value}_sd"]
     drawn = {"color": look.colour, "linestyle": look.line, "marker": look.marker, "markersize": 4.5}
     ax.errorbar(rows["block_size"], rows[value], yerr=spread, capsize=2, label=allocator, **drawn)
     if len(rows) == 1:

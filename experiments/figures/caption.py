@@ -65,10 +65,10 @@ def num_requests_of(stored: Stored) -> str:
     return str(trace.get("num_requests", "unknown")) if isinstance(trace, dict) else "unknown"
 
 
-def caption_of(stored: Stored) -> str:
-    """One line, for the page and the picture alike."""
+def caption_of(stored: Stored, *, base: bool = True) -> str:
+    """One line, for the page and the picture alike; `base`: it shows the rows of one block size only."""
     name, digest = trace_of(stored.manifest)
-    size = stored.base_block_size
+    size = stored.base_block_size if base else None
     parts = [
         f"n = {num_requests_of(stored)} requests a run",
         f"seeds {seeds_of(stored)}",

@@ -9,9 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.figures.caption import above_footer, caption_of
+from experiments.figures.panels import legend_of
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.figures.stored import Stored
-from experiments.style import new_figure, save, style
+from experiments.figures.variables import plot_variables
+from experiments.style import PLOT_IN, new_figure, save, style
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,22 @@ def draw(figure: Figure, stored: Stored, folder: Path, suffix: str = ".png") -> 
 def write_numbers(plotted: pd.DataFrame, path: Path) -> None:
     """Full precision, the same bytes on every system."""
     plotted.to_csv(path, index=False, lineterminator="\n")
+
+
+def draw_variables(stored: Stored, var_x: str, var_y: str, curve_by: str | None, picture: Path) -> pd.DataFrame:
+    """`plot_variables` over the summary with the house's style and caption, and its CSV beside it; ValueError for a
+    column that cannot be plotted, before anything is written."""
+    with style():
+        canvas = new_figure(PLOT_IN, 0.62 * PLOT_IN)
+        above = above_footer(canvas, caption_of(stored, base=False))
+        ax = above.subplots()
+        plotted = plot_variables(stored.summary, var_x, var_y, curve_by, ax)
+        if curve_by:
+            legend_of(above, ax)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save(canvas, picture)
+    write_numbers(plotted, picture.with_suffix(".csv"))
+    return plotted
 
 
 def draw_all(stored: Stored, figures: Iterable[Figure], folder: Path) -> list[Drawn]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.figures.spec import NothingToDrawError
+from experiments.style import PAGE_IN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,5 +77,6 @@ def shared_legend(canvas: Canvas, handles: list[object], columns: int) -> None:
 def legend_of(canvas: Canvas, axes: Axes) -> None:
     """The legend of one panel below everything, in as many columns as its names leave room for."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = LEGEND_CHARS // (max(map(len, labels), default=1) + 8)
+    chars = LEGEND_CHARS * canvas.bbox.width / canvas.dpi / PAGE_IN  # type: ignore[attr-defined]
+    columns = int(chars) // (max(map(len, labels), default=1) + 8)
     canvas.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), columns)))

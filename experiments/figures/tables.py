@@ -98,7 +98,7 @@ def _means(frame: pd.DataFrame, keys: list[str], columns: Sequence[Column]) -> T
         late = " †" if tuple(str(row[key]) for key in keys) in saturated else ""
         cells = [spread(row[c.name], row[f"{c.name}_sd"], c.kind) + (late if c.kind == "s" else "") for c in shown]
         rows.append([*(str(row[key]) for key in keys), str(row["num_runs"]), *cells])
-    return Table([*(key.replace("_", " ") for key in keys), "seeds", *(c.head for c in shown)], rows)
+    return Table([*(key.replace("_", " ") for key in keys), "runs", *(c.head for c in shown)], rows)
 
 
 def _saturated_keys(frame: pd.DataFrame, keys: list[str]) -> set[tuple[str, ...]]:

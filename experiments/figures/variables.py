@@ -30,7 +30,7 @@ def plot_variables(frame: pd.DataFrame, var_x: str, var_y: str, curve_by: str | 
     for name, rows in _curves(table, curve_by):
         look = look_of(name)
         drawn = {"color": look.colour, "linestyle": look.line, "marker": look.marker, "markersize": 4.5}
-        spread = rows[f"{var_y}_sd"].fillna(0.0)
+        spread = rows[f"{var_y}_sd"]
         ax.errorbar(rows["place"], rows[var_y], yerr=spread, capsize=2, label=name, **drawn)
     _scale_x(ax, table, var_x, categories)
     if table[var_y].min() >= 0:

@@ -44,7 +44,7 @@ def waste_breakdown(frame: pd.DataFrame, ax: Axes, *, accounting: Accounting = "
         ax.barh(places, width, 0.62, left, label=state.label, color=state.colour, hatch=state.hatch, **EDGE)
         left += width
     first = table[columns[0]].to_numpy()
-    ax.errorbar(first, places, xerr=table[f"{columns[0]}_sd"].fillna(0.0), fmt="none", **ERROR)
+    ax.errorbar(first, places, xerr=table[f"{columns[0]}_sd"], fmt="none", **ERROR)
     _tokens_beside(ax, places, first)
     ax.set_yticks(places, list(table.index))
     ax.invert_yaxis()

@@ -5,6 +5,7 @@ from matplotlib.colors import to_hex
 
 from experiments.figures import (
     FIGURES,
+    Stored,
     batched_requests,
     by_block_size,
     external_fragmentation,
@@ -17,6 +18,7 @@ from experiments.figures import (
     trace_lengths,
     waste_breakdown,
 )
+from experiments.figures.drawing import draw_variables
 from experiments.style import ALLOCATOR_LOOKS, PAPER_STATES, STRICT_STATES, in_order, look_of, new_figure, save, style
 
 STRICT = ["live", "reserved", "internal_reserve", "internal_roundup", "external_hole", "external_short", "free"]
@@ -339,3 +341,13 @@ def test_a_figure_gives_the_same_bytes_twice(summary, tmp_path, suffix):
 def test_the_standard_figures_say_what_to_see_and_where_the_paper_has_them():
     assert list(FIGURES) == [figure.name for figure in FIGURES.values()]
     assert all(figure.claim.endswith(".") and figure.paper.endswith(".") for figure in FIGURES.values())
+
+
+def test_a_plot_of_any_two_columns_has_the_caption_and_its_numbers(summary, tmp_path):
+    summary.to_csv(tmp_path / "summary.csv", index=False)
+    picture = tmp_path / "figures" / "plot.png"
+    plotted = draw_variables(Stored(tmp_path), "block_size", "kv_live_frac", "allocator", picture)
+    assert pd.read_csv(picture.with_suffix(".csv")).equals(plotted.reset_index(drop=True))
+    with pytest.raises(ValueError, match="did you mean kv_live_frac"):
+        draw_variables(Stored(tmp_path), "block_size", "kv_live_fraq", None, tmp_path / "no.png")
+    assert not (tmp_path / "no.png").exists()
