@@ -20,6 +20,7 @@ from experiments import exits
 from experiments.flags import Flags, OutputFlags
 
 Json = Annotated[bool, Parameter(help="One strict JSON object on stdout.", negative=())]
+Overwrite = Annotated[bool, Parameter(help="Replace a file of that name.", negative=())]
 Argv = Annotated[tuple[str, ...], Parameter(parse=False)]
 
 
@@ -34,6 +35,7 @@ app = App(
     name="pagelab",
     help="A research testbed for KV-cache memory in LLM serving: what do paged and contiguous allocators waste?",
     version=_version,
+    help_format="plaintext",  # Markdown would cost a fifth of a second before the first line
     result_action="return_value",
 )
 trace_app = App(name="trace", help="Look at, convert, make and check request traces.", result_action="return_value")
@@ -81,7 +83,8 @@ def plot(
 
     Parameters
     ----------
-    output: Picture to write [figures/VAR_Y-by-VAR_X.png in the folder]; its suffix decides the format.
+    output
+        Picture to write [figures/VAR_Y-by-VAR_X.png in the folder]; its suffix decides the format.
     """
     from experiments.views import plot_verb
 
@@ -94,8 +97,10 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
 
     Parameters
     ----------
-    at: Simulated second [the middle of the run].
-    cell: Only cells whose name begins so.
+    at
+        Simulated second [the middle of the run].
+    cell
+        Only cells whose name begins so.
     """
     from experiments.views import map_verb
 
@@ -108,7 +113,8 @@ def capacity(*, flags: Flags = Flags(), rule: str = "default", json: Json = Fals
 
     Parameters
     ----------
-    rule: default, chapter (three readings of GB) or sosp23.
+    rule
+        default, chapter (three readings of GB) or sosp23.
     """
     from experiments.capacity_verb import capacity_verb
 
@@ -129,8 +135,10 @@ def check_allocator(name: str, *, seeds: int = 20, actions: int = 60, json: Json
 
     Parameters
     ----------
-    seeds: Random runs for each shape of the pool.
-    actions: Actions in a run.
+    seeds
+        Random runs for each shape of the pool.
+    actions
+        Actions in a run.
     """
     from experiments.check_allocator import check_verb
 
@@ -148,8 +156,10 @@ def reproduce(
 
     Parameters
     ----------
-    quick: Fewer seeds and wider tolerances.
-    lengths: sharegpt=FILE, alpaca=FILE: real length lists in place of the stand-ins.
+    quick
+        Fewer seeds and wider tolerances.
+    lengths
+        sharegpt=FILE, alpaca=FILE: real length lists in place of the stand-ins.
     """
     from experiments.flags import pairs_of
     from experiments.paper.verb import reproduce as verb
@@ -168,7 +178,7 @@ def inspect(file: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse
 
 @trace_app.command
 def convert(
-    source: Path, target: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", overwrite: bool = False
+    source: Path, target: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", overwrite: Overwrite = False
 ) -> int:
     """Write a trace in pagelab's own format, by the suffix of TARGET."""
     from experiments.trace_verbs import convert_verb
@@ -186,15 +196,18 @@ def synth(
     request_rate: float = 4.0,
     cv: float = 2.0,
     seed: int = 0,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> int:
     """Make a synthetic trace; the same arguments make the same file everywhere.
 
     Parameters
     ----------
-    arrivals: poisson, gamma, constant, all-at-once or counts.
-    lengths: sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA.
-    cv: Coefficient of variation of gamma gaps.
+    arrivals
+        poisson, gamma, constant, all-at-once or counts.
+    lengths
+        sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA.
+    cv
+        Coefficient of variation of gamma gaps.
     """
     from experiments.trace_verbs import synth_verb
 

@@ -14,7 +14,7 @@ from experiments import exits, store
 from experiments.cells import Outcome, Task, need_torch, run_task, task_of
 from experiments.comparison_table import table, verdict
 from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
-from experiments.console import PS, Talk, say, say_json, show
+from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.exits import UsageError
 from experiments.flags import Flags, OutputFlags
 from experiments.manifest import Session, manifest_of, now
@@ -205,7 +205,8 @@ def conclude(plan: Plan, progress: Progress, kept: Store | None, session: Sessio
     if out.json:
         say_json(json_object(plan, outcomes, rows, STATUS[code]))
     else:
-        show(table(rows, f"{plan.arriving.provenance['name']}, {plan.arriving.provenance['num_requests']:,} requests"))
+        title = f"{plan.arriving.provenance['name']}, {plan.arriving.provenance['num_requests']:,} requests"
+        show(table(rows, title, width=stdout_width()))
         say(verdict(rows))
         say_where(kept, report)
     if progress.interrupted:

@@ -23,6 +23,8 @@ class Column:
     """A column of the table: mean over runs, and the spread where there are several."""
 
     title: str
+    short: str
+    """The title where there is little room."""
     key: str
     write: Callable[[float], str]
     is_latency: bool = False
@@ -41,19 +43,20 @@ def _count(value: float) -> str:
 
 
 COLUMNS = (
-    Column("live %", "kv_live_frac", _percent),
-    Column("reserved %", "kv_reserved_frac", _percent),
-    Column("internal %", "kv_internal_frac", _percent),
-    Column("external %", "kv_external_frac", _percent),
-    Column("free %", "kv_free_frac", _percent),
-    Column("batch", "mean_batch_size", lambda v: f"{v:.1f}"),
-    Column("tok/s", "output_tok_per_s", lambda v: f"{v:,.1f}"),
-    Column("TTFT s", "mean_ttft_s", _short, is_latency=True),
-    Column("TPOT s", "mean_tpot_s", _short, is_latency=True),
-    Column("preempted", "num_preemptions", _count),
-    Column("rejected", "num_rejected", _count),
-    Column("finished", "num_finished", _count),
+    Column("live %", "live\n%", "kv_live_frac", _percent),
+    Column("reserved %", "resv\n%", "kv_reserved_frac", _percent),
+    Column("internal %", "int\n%", "kv_internal_frac", _percent),
+    Column("external %", "ext\n%", "kv_external_frac", _percent),
+    Column("free %", "free\n%", "kv_free_frac", _percent),
+    Column("batch", "batch", "mean_batch_size", lambda v: f"{v:.1f}"),
+    Column("tok/s", "tok/s", "output_tok_per_s", lambda v: f"{v:,.0f}"),
+    Column("TTFT s", "TTFT\ns", "mean_ttft_s", _short, is_latency=True),
+    Column("TPOT s", "TPOT\ns", "mean_tpot_s", _short, is_latency=True),
+    Column("preemptions", "pre-\nempt", "num_preemptions", _count),
+    Column("rejected", "re-\nject", "num_rejected", _count),
 )
+WIDE = 110
+"""Columns of a terminal that has room for whole words."""
 
 
 def grouped(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
@@ -75,15 +78,18 @@ def mean_sd(rows: Sequence[Row], key: str) -> tuple[float | None, float | None]:
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
-    """For rich."""
+def table(rows: Sequence[Row], title: str, *, width: int) -> Table:
+    """For rich; below `WIDE` columns with short titles and thin rules, which fits eighty."""
+    from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+    wide = width >= WIDE
+    rules = {"box": box.HEAVY_HEAD} if wide else {"box": box.SIMPLE_HEAD, "padding": (0, 0), "show_edge": False}
+    made = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", **rules)
     made.add_column("allocator", no_wrap=True)
-    made.add_column("block", justify="right")
+    made.add_column("block" if wide else "bs", justify="right", no_wrap=True)
     for column in COLUMNS:
-        made.add_column(column.title, justify="right")
+        made.add_column(column.title if wide else column.short, justify="right", no_wrap=True)
     saturated = False
     for (allocator, size), runs in grouped(rows).items():
         marked = any(run.get("saturated") for run in runs)

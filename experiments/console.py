@@ -69,12 +69,24 @@ def stderr_console() -> Console:
     return Console(stderr=True)
 
 
-def show(renderable: Any) -> None:
-    """A table on stdout; wide enough to stay whole where nobody watches."""
+UNWATCHED_WIDTH = 160
+
+
+def stdout_width() -> int:
+    """Columns of the terminal; where nobody watches, as many as a table wants."""
     from rich.console import Console
 
     console = Console()
-    Console(width=None if console.is_terminal else 160).print(renderable)
+    return console.width if console.is_terminal else UNWATCHED_WIDTH
+
+
+def show(renderable: Any) -> None:
+    """A table on stdout, never cut: what does not fit is left to the terminal to wrap."""
+    from rich.console import Console
+
+    console = Console()
+    needed = console.measure(renderable, options=console.options.update(width=400)).minimum
+    Console(width=max(stdout_width(), needed)).print(renderable)
 
 
 def say(text: str) -> None:

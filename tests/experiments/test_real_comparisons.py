@@ -39,4 +39,4 @@ def test_mooncake_conversations_are_all_accounted_for_and_hit_prefixes(data, pag
     states = ("finished", "truncated", "rejected", "failed", "unfinished")
     for run in runs:
         assert sum(run[f"num_{state}"] for state in states) == run["num_requests"] == 12_031
-    assert runs[0]["prefix_hit_frac"] > 0.05
+    assert runs[0]["prefix_hit_frac"] > 0.01
