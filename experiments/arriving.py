@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from experiments.settings import Workload
     from workloads import Trace
 
+NEEDS_RATE = "paper-fig12a"
 LENGTH_COLUMNS = ("input_len", "output_len")
 
 
@@ -35,6 +36,10 @@ def arrive(workload: Workload, seed: int, num_runs: int) -> Arriving:
     from workloads import named_trace
 
     assert workload.name is not None
+    if workload.name == NEEDS_RATE and workload.request_rate is None:
+        raise UsageError(
+            f"{NEEDS_RATE} is a sweep over rates: say --request-rate; the artifact's are 0.2 to 2 per second"
+        )
     lengths = {name: read_lengths(Path(path)) for name, path in workload.lengths.items()}
     unknown = sorted(lengths.keys() - {"sharegpt", "alpaca"})
     if unknown:

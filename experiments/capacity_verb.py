@@ -34,7 +34,7 @@ def capacity_verb(flags: Flags, rule: str, *, as_json: bool) -> int:
         say_json(_json(config, shape, answers))
     else:
         for capacity in answers:
-            show(_table(shape, capacity))
+            show(_table(capacity), f"{shape.name}, rule {capacity.rule}, block size {capacity.block_size}")
     return exits.OK
 
 
@@ -83,10 +83,10 @@ def _json(config: Config, shape: ModelShape, answers: list[Capacity]) -> dict[st
     }
 
 
-def _table(shape: ModelShape, capacity: Capacity) -> Any:
+def _table(capacity: Capacity) -> Any:
     from rich.table import Table
 
-    table = Table(title=f"{shape.name}, rule {capacity.rule}, block size {capacity.block_size}", title_justify="left")
+    table = Table(caption_justify="left")
     table.add_column("term")
     table.add_column("value", justify="right")
     plain = {k: v for k, v in capacity.to_dict().items() if k not in ("rule", "block_size", "terms", "notes")}

@@ -150,6 +150,8 @@ def reproduce(
     *names: str,
     quick: Annotated[bool, Parameter(negative=())] = False,
     lengths: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    seeds: int | None = None,
+    jobs: Annotated[int, Parameter(name=("-j", "--jobs"))] = 1,
     json: Json = False,
 ) -> int:
     """Redo the paper's claims and print expected against got [all].
@@ -160,12 +162,16 @@ def reproduce(
         Fewer seeds and wider tolerances.
     lengths
         sharegpt=FILE, alpaca=FILE: real length lists in place of the stand-ins.
+    seeds
+        Runs of each random workload [10; 3 with --quick].
+    jobs
+        Processes; the numbers do not depend on it.
     """
     from experiments.flags import pairs_of
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    return verb(list(names), quick=quick, lengths=paths, as_json=json)
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs)
 
 
 @trace_app.command

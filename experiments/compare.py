@@ -206,7 +206,7 @@ def conclude(plan: Plan, progress: Progress, kept: Store | None, session: Sessio
         say_json(json_object(plan, outcomes, rows, STATUS[code]))
     else:
         title = f"{plan.arriving.provenance['name']}, {plan.arriving.provenance['num_requests']:,} requests"
-        show(table(rows, title, width=stdout_width()))
+        show(table(rows, width=stdout_width()), title)
         say(verdict(rows))
         say_where(kept, report)
     if progress.interrupted:

@@ -78,14 +78,14 @@ def mean_sd(rows: Sequence[Row], key: str) -> tuple[float | None, float | None]:
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
-def table(rows: Sequence[Row], title: str, *, width: int) -> Table:
+def table(rows: Sequence[Row], *, width: int) -> Table:
     """For rich; below `WIDE` columns with short titles and thin rules, which fits eighty."""
     from rich import box
     from rich.table import Table
 
     wide = width >= WIDE
     rules = {"box": box.HEAVY_HEAD} if wide else {"box": box.SIMPLE_HEAD, "padding": (0, 0), "show_edge": False}
-    made = Table(title=title, title_justify="left", title_style="bold", caption_justify="left", **rules)
+    made = Table(caption_justify="left", **rules)
     made.add_column("allocator", no_wrap=True)
     made.add_column("block" if wide else "bs", justify="right", no_wrap=True)
     for column in COLUMNS:

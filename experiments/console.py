@@ -80,13 +80,15 @@ def stdout_width() -> int:
     return console.width if console.is_terminal else UNWATCHED_WIDTH
 
 
-def show(renderable: Any) -> None:
+def show(renderable: Any, title: str) -> None:
     """A table on stdout, never cut: what does not fit is left to the terminal to wrap."""
     from rich.console import Console
 
     console = Console()
-    needed = console.measure(renderable, options=console.options.update(width=400)).minimum
-    Console(width=max(stdout_width(), needed)).print(renderable)
+    needed = console.measure(renderable, options=console.options.update(width=400)).maximum
+    wide = Console(width=max(stdout_width(), needed))
+    wide.print(title, style="bold", highlight=False, markup=False)
+    wide.print(renderable)
 
 
 def say(text: str) -> None:

@@ -35,12 +35,12 @@ def inspect_verb(file: Path, trace_format: str, on_bad_row: str, *, as_json: boo
         return exits.OK
     from rich.table import Table
 
-    table = Table(title=f"{file.name}", title_justify="left", caption="\n".join(loaded.notes), caption_justify="left")
+    table = Table(caption="\n".join(loaded.notes), caption_justify="left")
     table.add_column("what")
     table.add_column("value", justify="right")
     for name, value in known.items():
         table.add_row(name, _written(value))
-    show(table)
+    show(table, file.name)
     return exits.OK
 
 

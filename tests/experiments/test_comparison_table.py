@@ -1,0 +1,72 @@
+"""The table for people, and its one sentence."""
+
+from rich.console import Console
+
+from experiments.comparison_table import COLUMNS, mean_sd, table, verdict
+
+
+def row(allocator, live, batch, *, size=16, seed=0, saturated=False, **other):
+    values = dict.fromkeys((column.key for column in COLUMNS), 0.5)
+    counts = {"num_finished": 9, "num_truncated": 0, "num_rejected": 0, "num_preemptions": 2_100}
+    known = {"kv_live_frac": live, "mean_batch_size": batch, "mean_tpot_s": 0.0574}
+    return {
+        "allocator": allocator,
+        "block_size": size,
+        "seed": seed,
+        "saturated": saturated,
+        **values,
+        **counts,
+        **known,
+        **other,
+    }
+
+
+PAPER = [
+    row("paged", 0.979, 34.7, size=1, saturated=True),
+    row("paged", 0.962, 34.0, saturated=True),
+    row("orca-max", 0.2, 7.0),
+    row("orca-oracle", 0.382, 13.4),
+]
+
+
+def printed(made, width):
+    console = Console(width=width, record=True, file=__import__("io").StringIO())
+    console.print(made)
+    return console.export_text()
+
+
+def test_the_table_fits_eighty_columns_and_marks_saturated_rows():
+    text = printed(table(PAPER, width=80), 80)
+    assert "…" not in text
+    assert text.count("0.0574*") == 2
+    assert "saturated" in text
+    assert "saturated" not in printed(table(PAPER[2:], width=80), 80)
+
+
+def test_a_value_that_does_not_exist_is_a_dash():
+    assert "–" in printed(table([row("paged", None, None)], width=120), 120)
+
+
+def test_the_sentence_compares_at_block_size_sixteen():
+    assert verdict(PAPER) == (
+        "paged at block size 16 keeps 96 % of KV memory live against 20 / 38 % (orca-max / orca-oracle), "
+        "4.9x the batch of orca-max."
+    )
+
+
+def test_the_sentence_says_when_there_is_nothing_to_compare():
+    assert verdict([]) == "No run finished."
+    assert "block size 1 keeps 98 %" in verdict(PAPER[:2])
+    none = row("paged", 0.0, 0.0, num_finished=0, num_rejected=40)
+    assert verdict([none]).startswith("No request completed (40 rejected)")
+    assert verdict([row("paged", None, None)]) == "Nothing was measured: the window is empty."
+
+
+def test_repeats_are_one_row_with_their_spread():
+    runs = [row("paged", 0.9, 30.0), row("paged", 0.96, 34.0, seed=1)]
+    mean, sd = mean_sd(runs, "mean_batch_size")
+    assert (mean, round(sd, 3)) == (32.0, 2.828)
+    text = printed(table(runs, width=200), 200)
+    assert text.count("paged") == 1
+    assert "32.0 ±2.8" in text
+    assert mean_sd([row("paged", None, None)], "kv_live_frac") == (None, None)
