@@ -73,7 +73,7 @@ def random_limits(rng: Random, max_model_len: int) -> SchedulerConfig:
         chunked_prefill=chunked,
         full_sequence_gate=rng.random() < 0.5,
         policy=rng.choice(("fcfs", "priority")),
-        long_prefill_token_threshold=rng.choice((0, 0, 1, 3)),
+        long_prefill_token_threshold=rng.choice((0, 0, 1, 3, 9)),
     )
 
 

@@ -165,8 +165,7 @@ class NaiveReplay:
     def victim(self) -> NaiveRequest:
         if self.limits.policy == "fcfs":
             return self.running[-1]
-        worst = max((r.priority, r.arrival) for r in self.running)
-        return next(r for r in self.running if (r.priority, r.arrival) == worst)
+        return max(self.running, key=lambda r: (r.priority, r.arrival, r.request_id))
 
     def preempt(self, now: int, victim: NaiveRequest) -> None:
         self.release(victim)

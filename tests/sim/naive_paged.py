@@ -76,6 +76,8 @@ class NaivePaged:
     def free(self, request: Any) -> None:
         table = self.tables.pop(request)
         request.num_hashed = 0
+        for block_id in table[request.computed // self.size :]:  # committed, and taken back before it was computed
+            self.keys.pop(block_id, None)
         held = {block_id for other in self.tables.values() for block_id in other}
         loose = [block_id for block_id in reversed(table) if block_id not in held]
         to_front = [b for b in loose if b not in self.keys and self.config.freed_to == "front"]

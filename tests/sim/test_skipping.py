@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim.replay import Livelock
 from sim.shadow import ShadowExecutor
 from tests.sim.cases import FITS, Case, Watched, differences, play, random_case
-from tests.sim.check import blanked, check_case, misses_commits
+from tests.sim.check import check_case
 
 SEEDS = st.integers(0, 2**32 - 1)
 ALLOCATORS = (
@@ -27,35 +27,27 @@ def random_cases(count: int) -> settings:
 
 
 @given(seed=SEEDS)
-@random_cases(250)
+@random_cases(400)
 def test_paged_replays_are_the_same_stepped_skipped_cut_and_naive(seed):
     check_case(random_case(seed, "paged"))
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @given(seed=SEEDS)
-@random_cases(12)
+@random_cases(20)
 def test_contiguous_replays_are_the_same_stepped_skipped_cut_and_naive(allocator, seed):
     case = random_case(seed, allocator)
     if "chunk" not in allocator or not int(allocator.split("(")[1].split(")")[0]) % case.spec.pool.block_size:
         check_case(case)
 
 
-def decides_before_it_computes(case: Case) -> bool:
-    """Whether the case meets the fault that `test_known_faults` shows: a request that is preempted in the step that
-    fills its blocks leaves them findable."""
-    return case.spec.limits.policy == "priority" and case.spec.pool.enable_caching
-
-
 @given(seed=SEEDS)
-@random_cases(150)
+@random_cases(200)
 def test_every_request_reads_its_own_tokens_and_the_shadow_decides_nothing(seed):
     case = random_case(seed)
-    skipped = check_case(case) if seed % 4 == 0 else play_or_none(case)
-    if skipped is not None and not decides_before_it_computes(case):
-        watched = play(case, executor=ShadowExecutor)
-        left, right = (blanked(case, w.seen, all_of_it=False) for w in (skipped, watched))
-        assert misses_commits(case, watched) or not differences(left, right)
+    skipped = play_or_none(case)
+    if skipped is not None:
+        assert not differences(skipped.seen, play(case, executor=ShadowExecutor).seen)
 
 
 def play_or_none(case: Case) -> Watched | None:
