@@ -26,10 +26,10 @@ class ShadowExecutor:
 
     max_steps = 1
 
-    def __init__(self, allocator: KVAllocator, model: StepModel | None = None) -> None:
-        """`model`: how long steps take; None: a millisecond each."""
+    def __init__(self, allocator: KVAllocator, model: StepModel | None = None, *, copy_block_ps: int = 0) -> None:
+        """`model`: how long steps take; None: a millisecond each. `copy_block_ps` as the cost model's executor has."""
         self._allocator = allocator
-        self._cost = CostExecutor(MILLISECOND_STEPS if model is None else model)
+        self._cost = CostExecutor(MILLISECOND_STEPS if model is None else model, copy_block_ps=copy_block_ps)
         self._memory = ShadowMemory(allocator.num_blocks, allocator.block_size)
         self._num_steps = 0
 

@@ -37,6 +37,7 @@ class Case:
     model: StepModel
     tokens: list[list[int]] | None
     """Token ids of prompt and output, by request; None where content is the trace's."""
+    copy_block_ps: int = 0
 
 
 @dataclass
@@ -153,7 +154,7 @@ def random_case(seed: int, allocator: str | None = None) -> Case:
         window_s=None if window is None else (window[0] * 1e-6, window[1] * 1e-6),
         end_s=None if end is None else end * 1e-6,
     )
-    return Case(seed, spec, trace, random_model(rng), tokens)
+    return Case(seed, spec, trace, random_model(rng), tokens, rng.choice((0, 1, US // 4)))
 
 
 @contextmanager
@@ -174,7 +175,7 @@ def prepared(case: Case) -> Iterator[None]:
 
 
 def play(case: Case, cut: Cut | None = None, executor: Callable[..., Any] | None = None) -> Watched:
-    """Replays the case. `executor(allocator, model)` replaces the cost model's."""
+    """Replays the case. `executor(allocator, model, copy_block_ps=...)` replaces the cost model's."""
     freed: list[tuple[int, int, tuple[int, ...]]] = []
 
     def make(allocator: Any) -> Any:
@@ -185,7 +186,9 @@ def play(case: Case, cut: Cut | None = None, executor: Callable[..., Any] | None
             free(request)
 
         allocator.free = watched_free
-        return CostExecutor(case.model) if executor is None else executor(allocator, case.model)
+        if executor is None:
+            return CostExecutor(case.model, copy_block_ps=case.copy_block_ps)
+        return executor(allocator, case.model, copy_block_ps=case.copy_block_ps)
 
     with prepared(case):
         run = simulate(case.spec, case.trace, make, cut=cut)
@@ -209,6 +212,7 @@ def seen_of(run: Run, freed: list[Any]) -> dict[str, Any]:
         "segments": recorder.integrals.segments(),
         "waits": (sorted(recorder.wait_starts), sorted(recorder.wait_ends)),
         "blocked": recorder.blocked,
+        "pictures": [(s.time, *(column.tolist() for column in s.regions)) for s in recorder.snapshots],
         "freed": freed,
         "tables": [(r.request_id, tuple(run.allocator.block_table(r))) for r in run.scheduler.running],
         "free queue": free_queue(run.allocator),

@@ -36,6 +36,7 @@ class NaiveReplay:
         self.size, self.capacity = spec.pool.block_size, spec.pool.capacity_blocks
         self.paged = spec.allocator == "paged"
         self.pool: Any = NaivePaged(spec.pool) if self.paged else make_allocator(spec.allocator, spec.pool)
+        self.copy_block_ps = case.copy_block_ps
         self.end = None if spec.end_s is None else round(spec.end_s * 10**12)
         self.rows: list[Any] = []
         self.segments = [[0] * at.COLUMNS for _ in range(len(edges) + 1)]
@@ -101,7 +102,7 @@ class NaiveReplay:
         rows = [(r.computed - n, n) for r, n in scheduled]
         pairs = sum(n * context + n * (n + 1) // 2 for context, n in rows)
         features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs)
-        end = now + self.model.duration(features)
+        end = now + self.model.duration(features) + self.copy_block_ps * self.num_copied
         self.steps += 1
         self.over(now, end, self.state(refusal), steps=1)
         sampled = [r for r, _ in scheduled if r.computed == r.known]
@@ -152,7 +153,8 @@ class NaiveReplay:
                 if grant.moved:
                     self.grants.append(grant)
                     copies[request] = len(grant.copies)
-        self.copies += sum(copies.values())
+        self.num_copied = sum(copies.values())
+        self.copies += self.num_copied
         for request, count in counts.items():
             request.compute(count)
         refusal = None if lost else self.admit(now, budget, counts)

@@ -87,7 +87,7 @@ def test_without_a_model_every_step_takes_a_millisecond():
     case = random_case(3, "orca-max")
     executor = ShadowExecutor(make_allocator("orca-max", case.spec.pool))
     assert executor.max_steps == 1
-    watched = play(case, executor=lambda allocator, model: ShadowExecutor(allocator))
+    watched = play(case, executor=lambda allocator, model, **options: ShadowExecutor(allocator))
     assert all(row.finish % PS_PER_MS == row.first_scheduled % PS_PER_MS for row in watched.run.rows if row.finish > 0)
 
 
