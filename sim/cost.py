@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -115,8 +115,8 @@ constant is fitted (to the paper's 30.42 batched requests at 2 req/s); the other
 class RooflineModel:
     """max(compute, memory) + overhead, from a model's and a GPU's specification.
 
-    compute = (2 x parameters x T + flops_per_pair x pairs) / FLOP/s; memory = (weights + KV bytes) / bandwidth.
-    A bound, not a measurement: efficiency factors belong into `flops_per_s` and `bytes_per_s`.
+    compute = (2 x parameters x T + flops_per_pair x pairs) / FLOP/s; memory = (weights + KV bytes) / bandwidth, each term
+    per unit in whole picoseconds. A bound, not a measurement: efficiency belongs into `flops_per_s` and `bytes_per_s`.
     """
 
     num_parameters: int
@@ -126,23 +126,40 @@ class RooflineModel:
     flops_per_s: int
     bytes_per_s: int
     overhead_ps: int = _ps(0.5e-3)
+    per_token_ps: int = field(init=False)
+    per_pair_ps: int = field(init=False)
+    weights_ps: int = field(init=False)
+    per_kv_token_ps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        terms = {
+            "per_token_ps": (2 * self.num_parameters, self.flops_per_s),
+            "per_pair_ps": (self.flops_per_pair, self.flops_per_s),
+            "weights_ps": (self.weight_bytes, self.bytes_per_s),
+            "per_kv_token_ps": (self.kv_bytes_per_token, self.bytes_per_s),
+        }
+        for name, (amount, rate) in terms.items():
+            object.__setattr__(self, name, -(-amount * PS_PER_S // rate))
+
+    def _bounds(self, features: Features) -> tuple[int, int]:
+        _, new, kv, pairs = features
+        compute = self.per_token_ps * new + self.per_pair_ps * pairs
+        return compute, self.weights_ps + self.per_kv_token_ps * kv
 
     def duration(self, features: Features) -> int:
-        """Rounded up to a picosecond."""
-        flops = 2 * self.num_parameters * features.num_new_tokens + self.flops_per_pair * features.num_attended_pairs
-        moved = self.weight_bytes + self.kv_bytes_per_token * features.num_kv_tokens
-        compute = -(-flops * PS_PER_S // self.flops_per_s)
-        memory = -(-moved * PS_PER_S // self.bytes_per_s)
-        return max(compute, memory) + self.overhead_ps
+        """The later of the two bounds, plus the overhead."""
+        return max(self._bounds(features)) + self.overhead_ps
 
     def slope(self, features: Features) -> int | None:
-        """The maximum has a knee: no constant slope."""
-        return None
+        """Each sequence attends to one token more; None where the other bound may overtake."""
+        compute, memory = self._bounds(features)
+        if compute > memory:
+            return self.per_pair_ps * features.num_seqs if self.per_pair_ps >= self.per_kv_token_ps else None
+        return self.per_kv_token_ps * features.num_seqs if self.per_kv_token_ps >= self.per_pair_ps else None
 
     def coefficients(self) -> dict[str, int | str]:
-        """The specification."""
-        names = [n for n in self.__dataclass_fields__]
-        return {"kind": "roofline", **{n: getattr(self, n) for n in names}}
+        """The specification, and what became of it."""
+        return {"kind": "roofline", **{name: getattr(self, name) for name in self.__dataclass_fields__}}
 
 
 @dataclass(frozen=True, slots=True)

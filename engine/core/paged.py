@@ -85,6 +85,8 @@ class PagedAllocator:
         """Longest run of cached full blocks within `num_tokens - 1` tokens: the last token must be recomputed."""
         if not self.enable_caching or request.skips_cache_read:
             return NO_HIT
+        if not request.content.shares_prompt and not request.num_preemptions:
+            return NO_HIT  # nobody else can have computed any of it
         limit = (request.num_tokens - 1) // self.block_size
         keys = request.content.keys(0, limit, self.block_size)
         found = self.pool.find(keys)
@@ -94,7 +96,7 @@ class PagedAllocator:
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
         free = self.pool.num_free - self.one_free_each
-        if watch is not None:
+        if watch is not None and requests.num_sharing:
             limit = min(limit, self._steps_before_commit(requests, watch, limit))
         size, members = self.block_size, len(requests.members)
         if (limit // size + 1) * members <= free:
@@ -113,8 +115,6 @@ class PagedAllocator:
     def _steps_before_commit(self, requests: DecodeSet, watch: Hashable, limit: int) -> int:
         """First step in which a member fills the block with key `watch`."""
         size, first = self.block_size, limit
-        if not self.enable_caching:
-            return limit
         for request in requests.members:
             if not request.content.shares_outputs:
                 continue
