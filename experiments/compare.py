@@ -17,7 +17,7 @@ from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
 from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.exits import UsageError
 from experiments.flags import Flags, OutputFlags
-from experiments.manifest import Session, manifest_of, now
+from experiments.manifest import Invocation, manifest_of, now
 from experiments.resolve import Plan, plan_of
 from experiments.store import Store, summary_row
 
@@ -36,7 +36,7 @@ class Progress:
 
 def run_verb(verb: str, flags: Flags, out: OutputFlags, argv: Sequence[str]) -> int:
     """The whole command; the exit code."""
-    session = Session(verb, argv, now())
+    invocation = Invocation(verb, argv, now())
     talk = Talk(out.quiet, out.verbose, out.progress)
     writes = not out.json or out.output_dir is not None or out.experiment_name is not None
     if out.jobs < 1:
@@ -58,7 +58,7 @@ def run_verb(verb: str, flags: Flags, out: OutputFlags, argv: Sequence[str]) -> 
         write_inputs(kept, plan, flags)
     announce(plan, talk)
     progress = replay(plan, kept, talk, out.jobs)
-    return conclude(plan, progress, kept, session, out, talk)
+    return conclude(plan, progress, kept, invocation, out, talk)
 
 
 def folder_of(verb: str, out: OutputFlags, workload: str | None) -> Path:
@@ -189,7 +189,7 @@ def exit_code(outcomes: Sequence[Outcome], *, interrupted: bool) -> int:
 STATUS = {exits.OK: "ok", exits.INVALID: "invalid", exits.FAILED_CELLS: "failed", exits.INTERRUPTED: "interrupted"}
 
 
-def conclude(plan: Plan, progress: Progress, kept: Store | None, session: Session, out: OutputFlags, talk: Talk) -> int:
+def conclude(plan: Plan, progress: Progress, kept: Store | None, invocation: Invocation, out: OutputFlags, talk: Talk) -> int:
     """Summary, report, manifest last; then the answer on stdout."""
     outcomes = progress.in_order(plan)
     rows = [summary_row(outcome) for outcome in outcomes if outcome.summary is not None]
@@ -197,7 +197,7 @@ def conclude(plan: Plan, progress: Progress, kept: Store | None, session: Sessio
     report = None
     if kept is not None:
         kept.write_text(store.SUMMARY, store.to_csv(rows))
-        manifest = manifest_of(plan, session, outcomes, kept, STATUS[code])
+        manifest = manifest_of(plan, invocation, outcomes, kept, STATUS[code])
         kept.write_text(store.MANIFEST, store.strict(manifest) + "\n")
         report = write_report(kept, talk) if out.report and rows and not progress.interrupted else None
         code = code or (exits.FAILED_CELLS if out.report and rows and report is None else exits.OK)

@@ -23,7 +23,7 @@ PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic", "cyclopts", "rich", "simpy
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Invocation:
     """One invocation: what was typed, and when it began."""
 
     verb: str
@@ -36,15 +36,15 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def manifest_of(plan: Plan, session: Session, outcomes: Sequence[Outcome], store: Store, status: str) -> dict[str, Any]:
+def manifest_of(plan: Plan, invocation: Invocation, outcomes: Sequence[Outcome], store: Store, status: str) -> dict[str, Any]:
     """Everything but the files that are made from the results."""
     finished = now()
     return {
         "schema_version": SCHEMA_VERSION,
         "experiment": store.folder.name,
-        "verb": session.verb,
+        "verb": invocation.verb,
         "status": status,
-        "argv": [_name_only(word) for word in session.argv],
+        "argv": [_name_only(word) for word in invocation.argv],
         "config": named(plan),
         "config_sha256": plan.sha256,
         "seeds": sorted(plan.arriving.traces),
@@ -54,9 +54,9 @@ def manifest_of(plan: Plan, session: Session, outcomes: Sequence[Outcome], store
         "step_model": plan.step_model.coefficients(),
         "device": "simulated",
         **environment(),
-        "started": session.started.isoformat(timespec="milliseconds"),
+        "started": invocation.started.isoformat(timespec="milliseconds"),
         "finished": finished.isoformat(timespec="milliseconds"),
-        "wall_s": (finished - session.started).total_seconds(),
+        "wall_s": (finished - invocation.started).total_seconds(),
         "cells": [_cell(plan, outcome) for outcome in outcomes],
         "num_cells_planned": len(plan.cells),
         "num_rows": row_counts(outcomes),
