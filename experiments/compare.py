@@ -189,7 +189,9 @@ def exit_code(outcomes: Sequence[Outcome], *, interrupted: bool) -> int:
 STATUS = {exits.OK: "ok", exits.INVALID: "invalid", exits.FAILED_CELLS: "failed", exits.INTERRUPTED: "interrupted"}
 
 
-def conclude(plan: Plan, progress: Progress, kept: Store | None, invocation: Invocation, out: OutputFlags, talk: Talk) -> int:
+def conclude(
+    plan: Plan, progress: Progress, kept: Store | None, invocation: Invocation, out: OutputFlags, talk: Talk
+) -> int:
     """Summary, report, manifest last; then the answer on stdout."""
     outcomes = progress.in_order(plan)
     rows = [summary_row(outcome) for outcome in outcomes if outcome.summary is not None]

@@ -36,7 +36,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def manifest_of(plan: Plan, invocation: Invocation, outcomes: Sequence[Outcome], store: Store, status: str) -> dict[str, Any]:
+def manifest_of(
+    plan: Plan, invocation: Invocation, outcomes: Sequence[Outcome], store: Store, status: str
+) -> dict[str, Any]:
     """Everything but the files that are made from the results."""
     finished = now()
     return {
