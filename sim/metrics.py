@@ -8,6 +8,7 @@ latencies are over finished requests, null if there are none.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -153,12 +154,12 @@ class Backlog:
 
     @staticmethod
     def _area(times: list[int], sums: list[int], time: int) -> int:
-        count = int(np.searchsorted(np.asarray(times, dtype=np.int64), time)) if times else 0
+        count = bisect_left(times, time)
         return count * time - sums[count]
 
     def at(self, time: int) -> int:
         """Requests waiting at `time`, those that arrive right then included."""
-        return sum(t <= time for t in self._starts) - sum(t <= time for t in self._ends)
+        return bisect_right(self._starts, time) - bisect_right(self._ends, time)
 
 
 def overlap(intervals: Iterable[tuple[int, int]], start: int, stop: int) -> int:

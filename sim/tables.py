@@ -23,8 +23,6 @@ def summary_of(run: Run) -> dict[str, Any]:
     window, capacity = run.window, run.capacity_slots
     row = run.integrals_between(window.start, window.stop)
     whole = run.integrals_between(0, run.makespan + 1)
-    paper = {f"paper_{k}_frac": v for k, v in metrics.paper_memory(row, capacity).items()}
-    paper |= {f"iter_paper_{k}_frac": v for k, v in metrics.paper_memory(row, capacity, per_step=True).items()}
     finished = [r for r in run.rows if r.status in ("finished", "truncated")]
     in_window = sum(window.start <= r.finish < window.stop for r in finished)
     span_s = (window.stop - window.start) / PS
@@ -43,7 +41,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         **strict,
         "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME]) if run.pages else None,
         "external_fragmentation_index": _index(run, row),
-        **paper,
+        **_paper(row, capacity),
         "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
         "iter_mean_batch_size": metrics.ratio(row[at.WIDTH + at.SEQS], row[at.STEPS]),
         "iter_kv_live_frac": metrics.memory(row, capacity, per_step=True)["kv_live_frac"],
@@ -69,6 +67,13 @@ def summary_of(run: Run) -> dict[str, Any]:
         "makespan_request_throughput_per_s": len(finished) / makespan_s if makespan_s else None,
         "makespan_output_tok_per_s": whole[at.EMITTED] / makespan_s if makespan_s else None,
     }
+
+
+def _paper(row: Sequence[int], capacity: int) -> dict[str, float | None]:
+    """The artifact's accounting, over time and (as the artifact does) over iterations."""
+    over_time = {f"paper_{k}_frac": v for k, v in metrics.paper_memory(row, capacity).items()}
+    over_steps = metrics.paper_memory(row, capacity, per_step=True)
+    return over_time | {f"iter_paper_{k}_frac": v for k, v in over_steps.items()}
 
 
 def _index(run: Run, row: Sequence[int]) -> float | None:

@@ -27,10 +27,10 @@ class BlockPool:
 
     __slots__ = (
         "_back",
+        "_extra",
         "_free",
         "_keys",
         "_map",
-        "_ref_cnt",
         "capacity",
         "events",
         "num_evictions",
@@ -52,7 +52,8 @@ class BlockPool:
         """Queued blocks without content that lie behind cached ones: only with freed_to="back"."""
         self._back = freed_to == "back"
         self._free = FreeQueue(capacity)
-        self._ref_cnt = [0] * (capacity + 1)
+        self._extra: dict[int, int] = {}
+        """References beyond the first, of the blocks that have any: most blocks never do."""
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
         self._map: dict[Hashable, int | dict[int, None]] = {}
 
@@ -73,9 +74,14 @@ class BlockPool:
         at_back = free.num_at_back
         return len(free.stack) + at_back, at_back - self.num_unhashed_back
 
-    def ref_cnt(self, block_id: int) -> int:
-        """Number of tables that hold the block."""
-        return self._ref_cnt[block_id]
+    def ref_cnts(self) -> list[int]:
+        """How many tables hold each block, by id (the null block: 0); O(capacity), for tests and pictures."""
+        counts = [1] * (self.capacity + 1)
+        for block_id in (0, *self._free.order()):
+            counts[block_id] = 0
+        for block_id, others in self._extra.items():
+            counts[block_id] += others
+        return counts
 
     def is_cached(self, block_id: int) -> bool:
         """Whether the block can be found by content."""
@@ -101,36 +107,38 @@ class BlockPool:
         return found
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
-        """How many of these blocks lie in the free queue: taking them consumes free blocks, too."""
-        ref_cnt = self._ref_cnt
-        return sum(not ref_cnt[block_id] for block_id in block_ids)
+        """How many of these cached blocks lie in the free queue: taking them consumes free blocks, too."""
+        return sum(map(self._free.holds_findable, block_ids))
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Takes a reference to each cached block, out of the free queue where it lay there."""
-        ref_cnt = self._ref_cnt
+        free, extra = self._free, self._extra
         for block_id in block_ids:
-            if ref_cnt[block_id]:
-                self.num_extra_references += 1
+            if free.holds_findable(block_id):
+                free.take_out(block_id)
             else:
-                self._free.take_out(block_id)
-            ref_cnt[block_id] += 1
+                extra[block_id] = extra.get(block_id, 0) + 1
+                self.num_extra_references += 1
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
         free = self._free
         taken = free.pop_front(count) if free.stack else []
-        if len(taken) < count:
-            for blocks, held in free.pop_back(count - len(taken)):
-                if held is Held.FINDABLE:
-                    self._forget(blocks)
-                elif held is Held.UNFINDABLE:
-                    self.num_evictions += len(blocks)
-                else:
-                    self.num_unhashed_back -= len(blocks)
-                taken += blocks
-        ref_cnt = self._ref_cnt
-        for block_id in taken:
-            ref_cnt[block_id] = 1
+        missing = count - len(taken)
+        if not missing:
+            return taken
+        quick = free.pop_unfindable(missing)
+        if quick is not None:
+            self.num_evictions += missing
+            return taken + quick if taken else quick
+        for blocks, held in free.pop_back(missing):
+            if held is Held.FINDABLE:
+                self._forget(blocks)
+            elif held is Held.UNFINDABLE:
+                self.num_evictions += len(blocks)
+            else:
+                self.num_unhashed_back -= len(blocks)
+            taken += blocks
         return taken
 
     def release(self, block_ids: list[int], num_full: int = 0) -> None:
@@ -139,16 +147,28 @@ class BlockPool:
         The first `num_full` blocks hold content, under keys or (finished requests that share nothing) findable by
         nobody: both queue up at the back.
         """
-        keys, ref_cnt = self._keys, self._ref_cnt
-        keyed = num_full and keys[block_ids[0]] is not None
-        if keyed or self.num_extra_references:
-            self._release_shared(block_ids, num_full)
-            return
-        for block_id in block_ids:
-            ref_cnt[block_id] = 0
+        if self._extra:
+            block_ids, num_full = self._drop_extra(block_ids, num_full)
         self._release_empty(block_ids[num_full:] if num_full else block_ids)
         if num_full:
-            self._free.push_back(block_ids[:num_full], Held.UNFINDABLE)
+            keyed = self._keys[block_ids[0]] is not None
+            self._free.push_back(block_ids[:num_full], Held.FINDABLE if keyed else Held.UNFINDABLE)
+
+    def _drop_extra(self, block_ids: list[int], num_full: int) -> tuple[list[int], int]:
+        """The blocks that nobody else holds, and how many of them are full."""
+        extra = self._extra
+        full, empty = [], []
+        for index, block_id in enumerate(block_ids):
+            others = extra.get(block_id, 0)
+            if not others:
+                (full if index < num_full else empty).append(block_id)
+                continue
+            self.num_extra_references -= 1
+            if others == 1:
+                del extra[block_id]
+            else:
+                extra[block_id] = others - 1
+        return full + empty, len(full)
 
     def _release_empty(self, block_ids: list[int]) -> None:
         if not self._back:
@@ -156,20 +176,6 @@ class BlockPool:
         elif block_ids:
             self.num_unhashed_back += len(block_ids)
             self._free.push_back(list(block_ids), Held.NOTHING)
-
-    def _release_shared(self, block_ids: Sequence[int], num_full: int) -> None:
-        ref_cnt = self._ref_cnt
-        full: list[int] = []
-        empty: list[int] = []
-        for index, block_id in enumerate(block_ids):
-            ref_cnt[block_id] -= 1
-            if ref_cnt[block_id]:
-                self.num_extra_references -= 1
-            else:
-                (full if index < num_full else empty).append(block_id)
-        self._release_empty(empty)
-        if full:
-            self._free.push_back(full, Held.FINDABLE)
 
     def commit(self, block_ids: Sequence[int], keys: Sequence[Hashable]) -> None:
         """Makes full blocks findable by content. Equal content in two blocks is kept twice: tables stay append-only."""
@@ -232,11 +238,12 @@ class BlockPool:
     def check(self) -> None:
         """Invariants A to C of the vLLM semantics; AssertionError with both sides."""
         queue = self.free_queue()
-        unreferenced = {b for b in range(1, self.capacity + 1) if self._ref_cnt[b] == 0}
         assert len(queue) == len(set(queue)), f"a block is queued twice: {sorted(queue)}"
-        assert set(queue) == unreferenced, f"free queue {sorted(queue)} != unreferenced {sorted(unreferenced)}"
+        assert all(0 < b <= self.capacity for b in queue), f"no blocks of this pool (or the null block): {sorted(queue)}"
         assert len(queue) == self.num_free, f"num_free={self.num_free}, the queue holds {len(queue)}"
-        assert self._ref_cnt[0] == 0 and self._keys[0] is None, "the null block is in use"
+        assert self._keys[0] is None, "the null block is cached"
+        queued = self._extra.keys() & set(queue)
+        assert not queued, f"free blocks with references: {queued}"
         by_key: dict[Hashable, set[int]] = {}
         for block_id, key in enumerate(self._keys):
             if key is not None:
@@ -247,7 +254,7 @@ class BlockPool:
         assert not wrong, f"cached blocks in front of the free queue: {wrong}"
         cached = self.cached_free()
         assert len(cached) == self.num_cached_free, f"num_cached_free={self.num_cached_free}, queued {cached}"
-        extra = sum(count - 1 for count in islice(self._ref_cnt, 1, None) if count)
+        extra = sum(self._extra.values())
         assert extra == self.num_extra_references, f"extra references {self.num_extra_references} != counted {extra}"
 
 

@@ -8,7 +8,7 @@ they hold, each bucket in running order.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -104,6 +104,24 @@ class DecodeSet:
         if first + num_steps <= period:
             return list(chain.from_iterable(buckets[first : first + num_steps]))
         return list(chain.from_iterable([buckets[step % period] for step in range(clock, clock + num_steps)]))
+
+    def steps_before_filling(self, key: Hashable, limit: int) -> int:
+        """Steps, at most `limit`, before a member fills the block (of `period` tokens) that `key` names."""
+        size, first = self.period, limit
+        for request in self.members:
+            if not request.content.shares_outputs:
+                continue
+            computed = request.num_computed_tokens
+            for step in range(-(computed + 1) % size, first, size):
+                filled = (computed + step + 1) // size
+                try:
+                    filling = request.content.keys(filled - 1, filled, size)[0]
+                except ValueError:  # tokens that are not known yet: the engine runs one step at a time
+                    return min(first, step)
+                if filling == key:
+                    first = step
+                    break
+        return first
 
     def growth_counts(self, num_steps: int) -> list[int]:
         """How many members outgrow what they hold, in each of the next `num_steps` steps."""

@@ -24,6 +24,7 @@ class Held(IntEnum):
 
 
 FINDABLE = Held.FINDABLE
+UNFINDABLE = Held.UNFINDABLE
 
 
 class Segment:
@@ -88,6 +89,10 @@ class FreeQueue:
             for block_id in blocks:
                 self._home[block_id] = segment
 
+    def holds_findable(self, block_id: int) -> bool:
+        """Whether a cached block lies in the queue."""
+        return block_id in self._home
+
     def take_out(self, block_id: int) -> None:
         """A hit takes a findable block from wherever it is."""
         self._home.pop(block_id).gone.add(block_id)
@@ -100,6 +105,17 @@ class FreeQueue:
             return []
         taken = stack[: -count - 1 : -1]
         del stack[-count:]
+        return taken
+
+    def pop_unfindable(self, count: int) -> list[int] | None:
+        """`count` blocks of the next segment if it is one that nobody can hit and holds more; else None."""
+        segment = self._segments[0]
+        blocks = segment.blocks
+        if segment.held is not UNFINDABLE or len(blocks) <= count:
+            return None
+        self.num_at_back -= count
+        taken = blocks[: -count - 1 : -1]
+        del blocks[-count:]
         return taken
 
     def pop_back(self, count: int) -> list[tuple[list[int], Held]]:

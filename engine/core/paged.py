@@ -97,7 +97,7 @@ class PagedAllocator:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
         free = self.pool.num_free - self.one_free_each
         if watch is not None and requests.num_sharing:
-            limit = min(limit, self._steps_before_commit(requests, watch, limit))
+            limit = min(limit, requests.steps_before_filling(watch, limit))
         size, members = self.block_size, len(requests.members)
         if (limit // size + 1) * members <= free:
             return limit
@@ -111,24 +111,6 @@ class PagedAllocator:
                 return steps
             steps += 1
         return limit
-
-    def _steps_before_commit(self, requests: DecodeSet, watch: Hashable, limit: int) -> int:
-        """First step in which a member fills the block with key `watch`."""
-        size, first = self.block_size, limit
-        for request in requests.members:
-            if not request.content.shares_outputs:
-                continue
-            computed = request.num_computed_tokens
-            for step in range(-(computed + 1) % size, first, size):
-                filled = (computed + step + 1) // size
-                try:
-                    key = request.content.keys(filled - 1, filled, size)[0]
-                except ValueError:  # tokens that are not known yet: the engine runs one step at a time
-                    return min(first, step)
-                if key == watch:
-                    first = step
-                    break
-        return first
 
     # actions ------------------------------------------------------------------------------------------------------
 
@@ -291,14 +273,13 @@ class PagedAllocator:
         owner[self.pool.cached_free()] = CACHED
         for request, table in self._tables.items():
             owner[table] = request.row
-        for table in self._tables.values():
-            for block_id in table if self.pool.num_extra_references else ():
-                if self.pool.ref_cnt(block_id) > 1:
-                    owner[block_id] = SHARED
+        if self.pool.num_extra_references:
+            owner[np.asarray(self.pool.ref_cnts()) > 1] = SHARED
         return regions_of(owner)
 
     def check(self) -> None:
-        """The pool's invariants, and invariant D: reference count = number of tables that hold the block."""
+        """The pool's invariants, and invariants A and D: a block is in the free queue or in as many tables as it has
+        references."""
         self.pool.check()
         counts = [0] * self.num_blocks
         for request, table in self._tables.items():
@@ -306,6 +287,6 @@ class PagedAllocator:
             assert len(set(table)) == len(table), f"{request} holds a block twice: {table}"
             for block_id in table:
                 counts[block_id] += 1
-        kept = [self.pool.ref_cnt(block_id) for block_id in range(self.num_blocks)]
-        assert counts == kept, f"tables hold {counts}, reference counts say {kept}"
         assert counts[0] == 0, "the null block is in a table"
+        kept = self.pool.ref_cnts()
+        assert counts == kept, f"tables hold {counts}, reference counts say {kept}"

@@ -154,7 +154,7 @@ class ManagerReplay:
         for table in tables.values():
             for block_id in table:
                 renamed.setdefault(block_id, len(renamed))
-        counts = filter(None, map(pool.ref_cnt, range(allocator.num_blocks)))
+        counts = filter(None, pool.ref_cnts())
         return {
             "free_blocks": stats.num_free,
             "usage": round(stats.num_referenced / allocator.capacity_blocks, 9),

@@ -27,7 +27,7 @@ def counts_one(touch):
     def broken(self, block_ids):
         touch(self, block_ids)
         for block_id in block_ids:
-            self._ref_cnt[block_id] = 1
+            self.num_extra_references -= self._extra.pop(block_id, 0)
 
     return broken
 
@@ -212,7 +212,7 @@ FAULTS: list[dict[str, Any]] = [
     },
     {
         "fault": "a run commits the watched block",
-        "where": PAGED + "_steps_before_commit",
+        "where": "engine.core.decode_set:DecodeSet.steps_before_filling",
         "line": "first = step",
         "becomes": "first = step + 1",
         "suite": "paged",

@@ -176,6 +176,7 @@ def test_events_tell_every_copy_that_appears_and_goes():
 def test_the_pool_check_finds_a_block_that_is_free_and_in_use():
     pool = BlockPool(3)
     pool.take(2)
-    pool._ref_cnt[1] = 0
-    with pytest.raises(AssertionError, match="free queue"):
+    pool.touch([2])
+    pool._free.push_front([2])
+    with pytest.raises(AssertionError, match="with references"):
         pool.check()
