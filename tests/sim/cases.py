@@ -219,8 +219,6 @@ def seen_of(run: Run, freed: list[Any]) -> dict[str, Any]:
         "stats": run.allocator.stats(),
         "prefix": run.scheduler.prefix,
         "makespan": run.makespan,
-        "steps": run.recorder.num_steps,
-        "computed": run.recorder.num_computed_tokens,
         "copies": run.recorder.num_copied_blocks,
     }
 

@@ -44,7 +44,7 @@ class NaiveReplay:
         self.ends: list[int] = []
         self.blocked: list[tuple[int, int]] = []
         self.freed: list[Any] = []
-        self.copies = self.steps = 0
+        self.copies = 0
         self.running: list[NaiveRequest] = []
         self.waiting: list[NaiveRequest] = []
         lengths = LengthLimits(self.limits.max_model_len, self.capacity * self.size, spec.too_long)
@@ -103,7 +103,6 @@ class NaiveReplay:
         pairs = sum(n * context + n * (n + 1) // 2 for context, n in rows)
         features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs)
         end = now + self.model.duration(features) + self.copy_block_ps * self.num_copied
-        self.steps += 1
         self.over(now, end, self.state(refusal), steps=1)
         sampled = [r for r, _ in scheduled if r.computed == r.known]
         self.segments[bisect_right(self.edges, now)][at.COMPUTED] += features.num_new_tokens
@@ -288,7 +287,6 @@ class NaiveReplay:
             "tables": [(r.request_id, tuple(self.pool.block_table(r))) for r in self.running],
             "free queue": self.pool.queue if self.paged else free_queue(self.pool),
             "makespan": makespan,
-            "steps": self.steps,
             "copies": self.copies,
         }
 

@@ -1,4 +1,4 @@
-"""Faults that the properties found, each in its smallest form."""
+"""Faults that the properties found, each in its smallest form; those marked are not mended yet."""
 
 from __future__ import annotations
 

@@ -91,11 +91,16 @@ def one_step_too_many_before_a_shortage() -> AbstractContextManager[Any]:
 
 
 def the_heads_missing_block_is_not_watched() -> AbstractContextManager[Any]:
-    return mock.patch.object(PagedAllocator, "_steps_before_commit", lambda self, requests, watch, limit: limit)
+    return instead(
+        PagedAllocator, "free_run", lambda original, pool, members, limit, _=None: original(pool, members, limit)
+    )
 
 
 def the_run_stops_after_the_commit() -> AbstractContextManager[Any]:
-    return instead(PagedAllocator, "_steps_before_commit", lambda original, *args: min(original(*args) + 1, args[3]))
+    def late(original: Callable[..., int], *args: Any) -> int:
+        return min(original(*args) + 1, original(*args[:3]))
+
+    return instead(PagedAllocator, "free_run", late)
 
 
 # Accounting -----------------------------------------------------------------------------------------------------------
