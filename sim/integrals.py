@@ -1,15 +1,13 @@
 """Exact integrals of step-wise constant state over simulated time, cut at fixed edges.
 
-Everything is a Python integer: slots x picoseconds. A run of equal steps is added in closed form; a run that an edge
-falls into is added step by step, the step in which the edge lies split exactly. So the sums are the same whether a
-run was taken at once, cut anywhere, or stepped.
+Everything is an integer: slots x picoseconds. A run of equal steps is added in closed form; a run that an edge falls
+into is added step by step, the step in which the edge lies split exactly. So the sums are the same whether a run was
+taken at once, cut anywhere, or stepped. Turns are logged as they come and summed by the thousand (`sim.turn_log`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, count
-from operator import mul
 from typing import NamedTuple
 
 STATE = ("seqs", "tokens", "used", "internal", "extra", "asked", "true_total", "hole", "short", "spare", "largest")
@@ -47,100 +45,60 @@ class Growth(NamedTuple):
 NO_GROWTH = Growth()
 
 
-class _Triangles:
-    """0, 1, 3, 6, ...: pairs of steps, kept so that sums over a run multiply small integers only."""
-
-    def __init__(self) -> None:
-        self._values: list[int] = []
-
-    def first(self, num: int) -> list[int]:
-        """At least `num` of them; callers zip with something shorter."""
-        if num > len(self._values):
-            self._values = list(accumulate(range(2 * num)))
-        return self._values
-
-
 class Integrals:
     """Sums per segment between edges. Segment i is [edges[i-1], edges[i]); the first begins at 0, the last is open."""
 
     def __init__(self, edges: Sequence[int], *, block_size: int) -> None:
+        from sim.turn_log import TurnLog
+
         self.edges = sorted(set(edges))
         self._size = block_size
-        self._triangles = _Triangles()
-        self._rows: list[list[int]] = []
+        self._rows = [[0] * COLUMNS for _ in range(len(self.edges) + 1)]
+        self._segment = 0
         self._edge = self.edges[0] if self.edges else NO_EDGE
-        self._open_row()
-
-    def _open_row(self) -> None:
-        self._areas = [0] * WIDTH
-        self._sums = [0] * WIDTH
-        self._duration = self._steps = self._emitted = self._computed = 0
-
-    def _row(self) -> list[int]:
-        return [*self._areas, *self._sums, self._duration, self._steps, self._emitted, self._computed]
+        self._log = TurnLog(self._rows, block_size)
 
     def segments(self) -> list[list[int]]:
         """One row of sums a segment, all of them."""
-        rows = [*self._rows, self._row()]
-        return rows + [[0] * COLUMNS for _ in range(len(self.edges) + 1 - len(rows))]
+        self._log.flush()
+        return [list(row) for row in self._rows]
 
     def add_idle(self, start: int, end: int, state: list[int]) -> None:
         """Time without steps."""
         while end >= self._edge:
-            self._add_time(state, self._edge - start)
+            self._add(state, self._edge - start, 0)
             start = self._edge
             self._next_segment()
-        self._add_time(state, end - start)
+        self._add(state, end - start, 0)
 
     def add_step(self, start: int, duration: int, state: list[int], emitted: int, computed: int) -> None:
         """One step: `state` holds from its start to its end, `emitted` tokens appear at its end."""
         end = start + duration
-        if end >= self._edge:
-            self._add_split_step(start, end, state, emitted, computed)
+        if end < self._edge:
+            self._log.add(self._segment, duration, 0, 1, emitted, computed, state)
             return
-        self._add_constant(state, duration, 1)
-        self._emitted += emitted
-        self._computed += computed
-
-    def _add_split_step(self, start: int, end: int, state: list[int], emitted: int, computed: int) -> None:
-        self._computed += computed
-        self._add_constant(state, 0, 1)
+        self._rows[self._segment][COMPUTED] += computed
+        self._add(state, 0, 1)
         while end >= self._edge:
-            self._add_time(state, self._edge - start)
+            self._add(state, self._edge - start, 0)
             start = self._edge
             self._next_segment()
-        self._add_time(state, end - start)
-        self._emitted += emitted
+        self._add(state, end - start, 0)
+        self._rows[self._segment][EMITTED] += emitted
 
-    def _add_time(self, state: list[int], duration: int) -> None:
-        if duration:
-            self._add_constant(state, duration, 0)
-
-    def _add_constant(self, state: list[int], duration: int, steps: int) -> None:
-        """A state that lasts `duration` and begins `steps` steps."""
-        areas, sums = self._areas, self._sums
-        seqs, tokens, used, internal = state[:4]
-        self._duration += duration
-        self._steps += steps
-        areas[SEQS] += seqs * duration
-        areas[TOKENS] += tokens * duration
-        areas[USED] += used * duration
-        areas[INTERNAL] += internal * duration
-        sums[SEQS] += seqs * steps
-        sums[TOKENS] += tokens * steps
-        sums[USED] += used * steps
-        sums[INTERNAL] += internal * steps
-        for index in RARE:
-            value = state[index]
+    def _add(self, state: list[int], duration: int, steps: int) -> None:
+        """A state that lasts `duration` and begins `steps` steps, straight into the current row."""
+        row = self._rows[self._segment]
+        row[TIME] += duration
+        row[STEPS] += steps
+        for index, value in enumerate(state):
             if value:
-                areas[index] += value * duration
-                sums[index] += value * steps
+                row[index] += value * duration
+                row[WIDTH + index] += value * steps
 
     def _next_segment(self) -> None:
-        self._rows.append(self._row())
-        self._open_row()
-        passed = len(self._rows)
-        self._edge = self.edges[passed] if passed < len(self.edges) else NO_EDGE
+        self._segment += 1
+        self._edge = self.edges[self._segment] if self._segment < len(self.edges) else NO_EDGE
 
     def add_run(self, start: int, durations: Sequence[int], state: list[int], growth: Growth) -> None:
         """A run of decode steps: each sequence gains a token a step, blocks as `growth` says. `state` is consumed."""
@@ -164,42 +122,8 @@ class Integrals:
 
     def add_progression(self, start: int, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
         """The same for durations in arithmetic progression; closed form where no edge falls into the run."""
-        pairs = steps * (steps - 1) // 2
-        duration = steps * first + slope * pairs
-        if start + duration >= self._edge:
+        if start + steps * first + slope * (steps * (steps - 1) // 2) >= self._edge:
             self.add_run(start, range(first, first + slope * steps, slope) if slope else [first] * steps, state, growth)
             return
-        self._add_constant(state, duration, steps)
-        seqs = state[SEQS]
-        # Sums over the steps of their index, and of index x duration.
-        self._areas[TOKENS] += seqs * (first * pairs + slope * (pairs * (2 * steps - 1) // 3))
-        self._sums[TOKENS] += seqs * pairs
-        self._emitted += seqs * steps
-        self._computed += seqs * steps
-        used, internal, unspared = growth
-        if used:
-            area, total = self._tail(used, first, slope, steps, duration)
-            area *= self._size
-            total *= self._size
-            self._areas[USED] += area
-            self._sums[USED] += total
-            if state[SHORT]:
-                self._areas[SHORT] -= area
-                self._sums[SHORT] -= total
-        if internal:
-            area, total = self._tail(internal, first, slope, steps, duration)
-            self._areas[INTERNAL] += area
-            self._sums[INTERNAL] += total
-        if unspared:
-            area, total = self._tail(unspared, first, slope, steps, duration)
-            self._areas[SPARE] -= area * self._size
-            self._sums[SPARE] -= total * self._size
-
-    def _tail(self, changes: Sequence[int], first: int, slope: int, steps: int, duration: int) -> tuple[int, int]:
-        """Time integral and per-step sum of changes that each last from their step to the end of the run.
-
-        Step i begins i x first + slope x i (i - 1) / 2 after the run does."""
-        whole = sum(changes)
-        by_index = sum(map(mul, changes, count(1)))
-        by_pairs = sum(map(mul, changes, self._triangles.first(steps))) if slope else 0
-        return whole * duration - first * by_index - slope * by_pairs, whole * steps - by_index
+        emitted = state[SEQS] * steps
+        self._log.add(self._segment, first, slope, steps, emitted, emitted, state, growth)

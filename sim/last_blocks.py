@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class LastBlocks:
     """`empty_slots`: slots behind the last token in blocks that are held now."""
 
-    __slots__ = ("_block_size", "_calendar", "_final_tokens", "_tails", "empty_slots")
+    __slots__ = ("_block_size", "_final_tokens", "_tails", "calendar", "empty_slots")
 
     def __init__(self, block_size: int, final_tokens: Callable[[Request], int]) -> None:
         self._block_size = block_size
         self._final_tokens = final_tokens
         self._tails: dict[Request, int] = {}
-        self._calendar: dict[int, list[Request]] = {}
+        self.calendar: dict[int, list[Request]] = {}
         """Decoding requests by the decode clock at which they take their last block; stale entries are harmless."""
         self.empty_slots = 0
 
@@ -44,13 +44,13 @@ class LastBlocks:
         for request in batch.joined:
             if request not in self._tails:
                 start, _ = self._from(request)
-                self._calendar.setdefault(max(start - request.base, batch.clock), []).append(request)
-        if batch.clock in self._calendar:
+                self.calendar.setdefault(max(start - request.base, batch.clock), []).append(request)
+        if batch.clock in self.calendar:
             self._take_due(batch.decodes, batch.clock)
 
     def run(self, batch: Batch, steps: int) -> Sequence[int]:
         """Slots that begin to be empty with each further step of a run; () for none."""
-        calendar, first = self._calendar, batch.clock + 1
+        calendar, first = self.calendar, batch.clock + 1
         due = [clock for clock in range(first, first + steps - 1) if clock in calendar] if calendar else ()
         if not due:
             return ()
@@ -70,7 +70,7 @@ class LastBlocks:
     def _take_due(self, decodes: DecodeSet, clock: int) -> int:
         """Requests that take their last block when the decode clock reaches `clock`; the slots that stay empty."""
         before = self.empty_slots
-        for request in self._calendar.pop(clock):
+        for request in self.calendar.pop(clock):
             start, tail = self._from(request)
             reached = request.decoding is decodes and start - request.base <= clock
             if reached and request not in self._tails:

@@ -58,9 +58,7 @@ class Recorder:
         self.blocked: list[tuple[int, int]] = []
         """Intervals in which a refused head kept at least one more request waiting."""
         self.num_turns = 0
-        self.num_steps = 0
         self.num_copied_blocks = 0
-        self.num_computed_tokens = 0
         self.snapshots: list[Snapshot] = []
         self._snapshot_times = list(reversed(snapshot_times))
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
@@ -70,6 +68,11 @@ class Recorder:
         self._last_blocks = LastBlocks(self._block_size, final_tokens)
         self._stats: AllocatorStats = self._allocator.stats()
         self._state: list[int] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Steps replayed."""
+        return sum(row[at.STEPS] for row in self.integrals.segments())
 
     # events -------------------------------------------------------------------------------------------------------
 
@@ -88,7 +91,7 @@ class Recorder:
             self.wait_starts.append(now)
         for request, hits, resumed in batch.admitted:
             self._take(now, request, hits, resumed)
-        if self._pages:
+        if self._pages and not (batch.steady and batch.clock not in self._last_blocks.calendar and not batch.joined):
             self._last_blocks.scheduled(batch)
         if self._snapshot_times and now >= self._snapshot_times[-1]:
             self._snapshot(now)
@@ -178,9 +181,8 @@ class Recorder:
         """The batch's steps have passed; called before `scheduler.update`. `next_arrival`: the first that will wait."""
         steps = result.num_steps
         self.num_turns += 1
-        self.num_steps += steps
-        self.num_copied_blocks += len(batch.copies)
-        self.num_computed_tokens += batch.num_new_tokens * steps
+        if batch.copies:
+            self.num_copied_blocks += len(batch.copies)
         if self.steps is not None:
             self._record_step(start, batch, result)
         if steps == 1:

@@ -69,21 +69,27 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decides one step and takes its memory; computed tokens advance at once."""
-        step = _Step(self.config.max_num_batched_tokens)
         joined: Sequence[Request] = ()
         if self._joined:
-            joined, self._joined = self._joined, []
+            joined, self._joined = [request for request in self._joined if request.decoding is not None], []
+        if not self.waiting and not self._catching_up and self._decode_in_bulk():
+            self.decodes.clock += 1
+            self._watch = None
+            return Batch(self.decodes, (), joined)
+        step = _Step(self.config.max_num_batched_tokens)
         self._serve_running(step)
         self.decodes.clock += 1
-        chunks = [self._compute(request, count) for request, count in step.chunks.items()] if step.chunks else []
+        chunks = [self._compute(request, count) for request, count in step.chunks.items()]
         head_refusal = None
         self._watch = None
         if self.waiting and not step.preempted:
             head_refusal = self._admit_waiting(step, chunks)
+        if step.preempted or self._catching_up:
+            joined = [request for request in joined if request.decoding is not None]
         return Batch(
             self.decodes,
             chunks,
-            [request for request in joined if request.decoding is not None] if joined else (),
+            joined,
             step.admitted,
             step.preempted,
             [pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
@@ -91,6 +97,16 @@ class Scheduler:
             head_refusal,
             len(self.waiting),
         )
+
+    def _decode_in_bulk(self) -> bool:
+        """Gives every decoding request its token, if budget and memory surely suffice for all of them."""
+        decodes, allocator = self.decodes, self.allocator
+        if allocator.growth_tokens is None or len(decodes.members) > self.config.max_num_batched_tokens:
+            return False
+        if decodes.members and not allocator.free_run(decodes, 1):
+            return False
+        allocator.advance(decodes, 1)
+        return True
 
     def _compute(self, request: Request, count: int) -> Chunk:
         context = request.computed
@@ -101,8 +117,7 @@ class Scheduler:
         decodes, late = self.decodes, self._catching_up
         if not self._decodes_come_first(step):
             left = [request for request in list(self.running) if not self._serve(step, request)]
-        elif not decodes or self.allocator.free_run(decodes, 1):
-            self.allocator.advance(decodes, 1)
+        elif self._decode_in_bulk():
             step.budget -= len(decodes)
             left = [request for request in list(late) if not self._serve(step, request)] if late else late
         else:
