@@ -74,6 +74,11 @@ class Recorder:
         """Steps replayed."""
         return sum(row[at.STEPS] for row in self.integrals.segments())
 
+    @property
+    def next_snapshot(self) -> int | None:
+        """When the next picture is due: at the first step boundary at or after that. None if no more are."""
+        return self._snapshot_times[-1] if self._snapshot_times else None
+
     # events -------------------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request) -> None:

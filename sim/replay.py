@@ -145,6 +145,9 @@ class Replay:
             until = self._arrivals.next_time
         if self._end is not None:
             until = self._end if until is None else min(until, self._end)
+        pictured = self._recorder.next_snapshot
+        if pictured is not None and (until is None or pictured < until):
+            until = pictured
         relative = None if until is None else until - now
         steps = longest_run(self._scheduler, self._executor, batch, self._cut)
         result = self._executor.submit(batch, steps, relative).result()
