@@ -139,7 +139,8 @@ def timeline_frame(run: Run) -> pd.DataFrame:
             continue
         end = min(stop, run.makespan)
         records.append(_bin(run, row, start, end))
-    return pd.DataFrame(records)
+    kinds = {name: np.int64 if name.startswith("num_") else np.float64 for name in _bin(run, [0] * at.COLUMNS, 0, 0)}
+    return pd.DataFrame(records, columns=list(kinds)).astype(kinds)  # the same columns where no time passed
 
 
 def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
@@ -150,8 +151,8 @@ def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
         "duration_s": duration / PS,
         **metrics.memory(row, run.capacity_slots, caches=run.caches),
         "external_fragmentation_index": _index(run, row),
-        "mean_batch_size": row[at.SEQS] / duration,
-        "mean_num_waiting": waiting / duration,
+        "mean_batch_size": metrics.ratio(row[at.SEQS], duration),
+        "mean_num_waiting": metrics.ratio(waiting, duration),
         "num_steps": row[at.STEPS],
         "num_emitted_tokens": row[at.EMITTED],
         "num_computed_tokens": row[at.COMPUTED],

@@ -1,8 +1,9 @@
 """Contiguous allocation: one extent of adjacent blocks a request, as systems before paging kept their KV cache.
 
 Reservation (how much) and placement (where) are independent. `orca-max`, `orca-pow2` and `orca-oracle` of the paper are
-the reservations `max`, `pow2` and `oracle` placed by buddies. A `chunk(n)` allocation grows in place, else moves (the
-copy is counted, the old extent stays referenced until the batch has run), else is refused.
+the reservations `max`, `pow2` and `oracle` placed by buddies. A `chunk(n)` allocation grows in place, else moves, else
+slides to where its own extent and the free space beside it suffice, else is refused. Copies are counted, and what was
+left stays referenced until the batch has run. Hence a request that is alone can always grow to what the pool can hold.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Extent(NamedTuple):
         """The block table: adjacent ids."""
         return range(self.start + 1, self.start + 1 + self.granted)
 
+    @property
+    def end(self) -> int:
+        """Address behind the last block."""
+        return self.start + self.granted
+
 
 class ContiguousAllocator:
     """One extent of adjacent blocks per request."""
@@ -69,8 +75,10 @@ class ContiguousAllocator:
         self._max_model_len = max_model_len
         self._space = make_placement(fit, capacity_blocks, largest=-(-max_model_len // block_size))
         self._extents: dict[Request, Extent] = {}
-        self._leaving: dict[int, Extent] = {}
-        """By first block: extents that copies of an unsettled grant still read."""
+        self._leaving: dict[int, list[tuple[int, int]]] = {}
+        """By first block read: (start, units) that go back when the grant with these copies settles."""
+        self._slid: dict[Request, Extent] = {}
+        """The old extents, partly under the new ones, of slides that are not settled."""
         self._asked_slots = 0
         self._num_copies = 0
 
@@ -156,7 +164,14 @@ class ContiguousAllocator:
         if grown is not None:
             self._hold(request, Extent(old.start, grown, asked))
             return Grant((self._extents[request].blocks[old.granted :],))
-        taken = self._space.take(units)
+        return self._move(request, old, asked)
+
+    def _move(self, request: Request, old: Extent, asked: int) -> Grant | Refusal:
+        """To free space elsewhere; where there is not enough, to a place that the old extent is a part of."""
+        units = self._units(asked)
+        slides = (taken := self._space.take(units)) is None
+        if slides and request not in self._slid:
+            taken = self._space.slide(old.start, old.granted, units)
         if taken is None:
             return self._refuse(self._space.round_up(units))
         new = Extent(*taken, asked)
@@ -164,26 +179,41 @@ class ContiguousAllocator:
         held = self._units(request.num_computed_tokens)
         copies = list(zip(old.blocks[:held], new.blocks[:held], strict=True))
         self._num_copies += len(copies)
-        if copies:
-            self._leaving[old.start + 1] = old
+        start = max(old.start, new.end) if slides else old.start
+        left = [(start, old.end - start)]
+        if not copies:
+            self._give(left)
         else:
-            self._space.give(old.start, old.granted)
+            self._leaving[old.start + 1] = left
+            if slides:
+                self._slid[request] = old
         return Grant((new.blocks,), moved=(request,), copies=copies)
+
+    def _give(self, extents: Sequence[tuple[int, int]]) -> None:
+        for start, units in extents:
+            if units > 0:
+                self._space.give(start, units)
 
     def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
         """Nothing to take: `free_run` ends before any growth."""
         return EMPTY_GRANT
 
     def settle(self, grant: Grant) -> None:
-        """Returns the extents that this grant's moves left behind."""
+        """Returns what this grant's move left behind."""
         if grant.copies:
-            left = self._leaving.pop(grant.copies[0][0])
-            self._space.give(left.start, left.granted)
+            first = grant.copies[0][0]
+            self._give(self._leaving.pop(first))
+            for request in grant.moved:
+                if request in self._slid and self._slid[request].start + 1 == first:
+                    del self._slid[request]
 
     def free(self, request: Request) -> None:
-        """Returns the extent."""
+        """Returns the extent, or has it returned with the copies that still read some of it."""
         extent = self._extent(request)
-        self._space.give(extent.start, extent.granted)
+        if request in self._slid:
+            self._leaving[self._slid.pop(request).start + 1].append((extent.start, extent.granted))
+        else:
+            self._space.give(extent.start, extent.granted)
         self._asked_slots -= extent.asked_slots
         del self._extents[request]
         request.blocks = None
@@ -215,19 +245,22 @@ class ContiguousAllocator:
             num_copies=self._num_copies,
         )
 
+    def _left(self) -> list[tuple[int, int]]:
+        return [(start, units) for parts in self._leaving.values() for start, units in parts if units > 0]
+
     def regions(self) -> Regions:
         """Owners by address; an extent that is being left still belongs to nobody else and shows as LEAVING."""
         owner = np.full(self.num_blocks, FREE, dtype=np.int64)
         owner[0] = NULL
-        for extent in self._leaving.values():
-            owner[extent.start + 1 : extent.start + 1 + extent.granted] = LEAVING
+        for start, units in self._left():
+            owner[start + 1 : start + 1 + units] = LEAVING
         for request, extent in self._extents.items():
             owner[extent.start + 1 : extent.start + 1 + extent.granted] = request.row
         return regions_of(owner)
 
     def check(self) -> None:
         """Extents and holes tile the pool without overlap; counters agree."""
-        used = [(e.start, e.granted) for e in (*self._extents.values(), *self._leaving.values())]
+        used = [(extent.start, extent.granted) for extent in self._extents.values()] + self._left()
         holes = self._space.holes()
         position = 0
         for start, units in sorted(used + holes):

@@ -24,8 +24,13 @@ class Placement(Protocol):
         """Enlarges an extent in place to at least `units`: the new granted size, or None without change."""
         ...
 
+    def slide(self, start: int, granted: int, units: int) -> tuple[int, int] | None:
+        """At least `units` adjacent units over this extent and the free space right beside it, beginning to its left:
+        (start, granted units), or None without change. What the new extent does not cover of the old stays taken."""
+        ...
+
     def give(self, start: int, granted: int) -> None:
-        """Returns an extent that `take` or `grow` handed out."""
+        """Returns an extent that was handed out, or the part of one that a slide has left."""
         ...
 
     def round_up(self, units: int) -> int:
@@ -86,6 +91,17 @@ class Holes:
             return None
         self._cut(index, units - granted)
         return units
+
+    def slide(self, start: int, granted: int, units: int) -> tuple[int, int] | None:
+        """To the low end of the hole before the extent; asked where no hole alone is large enough."""
+        index = bisect_left(self._starts, start)
+        if not index or self._starts[index - 1] + self._sizes[index - 1] != start:
+            return None
+        before, beyond = self._sizes[index - 1], units - granted - self._sizes[index - 1]
+        if beyond > 0 and self.grow(start, granted, granted + beyond) is None:
+            return None
+        self._cut(index - 1, before)
+        return start - before, units
 
     def give(self, start: int, granted: int) -> None:
         """Merges with the holes on either side."""
@@ -151,21 +167,26 @@ class Buddy:
         return start, 1 << order
 
     def grow(self, start: int, granted: int, units: int) -> int | None:
-        """Joins the right-hand buddies while they are free; undone if that does not suffice."""
+        """Joins the right-hand buddies if all of them are free."""
+        size = 1 << (units - 1).bit_length()
+        if start & (size - 1):
+            return None  # a buddy on the way lies to the left
+        joined = self.slide(start, granted, units)
+        return None if joined is None else joined[1]
+
+    def slide(self, start: int, granted: int, units: int) -> tuple[int, int] | None:
+        """Joins the buddies on both sides, up to the power of two, if all of them are free."""
         joined, size = [], granted
         while size < units:
-            order = size.bit_length() - 1
-            buddy = start ^ size
-            if order >= self._order or buddy < start or buddy not in self._free[order]:
-                break
+            order, buddy = size.bit_length() - 1, start ^ size
+            if order >= self._order or buddy not in self._free[order]:
+                return None
             joined.append((order, buddy))
-            size *= 2
-        if size < units:
-            return None
+            start, size = min(start, buddy), 2 * size
         for order, buddy in joined:
             del self._free[order][buddy]
         self.num_free -= size - granted
-        return size
+        return start, size
 
     def give(self, start: int, granted: int) -> None:
         """Coalesces with the buddy at `start XOR size` as long as that is free."""

@@ -93,7 +93,7 @@ class Scheduler:
             step.admitted,
             step.preempted,
             [pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
-            step.grants,
+            list(step.moves.values()),
             head_refusal,
             len(self.waiting),
         )
@@ -178,7 +178,6 @@ class Scheduler:
                 return True
         if grant.moved:
             step.moves[request] = grant
-            step.grants.append(grant)
         (step.decodes if decoding else step.chunks)[request] = count
         step.budget -= count
         return True
@@ -199,9 +198,11 @@ class Scheduler:
     def _preempt(self, step: _Step, victim: Request) -> None:
         """Takes all memory back; the victim's whole sequence will be recomputed."""
         step.budget += step.decodes.pop(victim, 0) + step.chunks.pop(victim, 0)
-        step.moves.pop(victim, None)
+        moved = step.moves.pop(victim, None)
         step.preempted.append(Preemption(victim, victim.num_computed_tokens))
         self._leave(victim)
+        if moved is not None:
+            self.allocator.settle(moved)  # its copies are left out of the batch: nobody reads the old extent
         victim.computed = 0
         victim.status = Status.PREEMPTED
         victim.num_preemptions += 1
@@ -297,13 +298,12 @@ class Scheduler:
 class _Step:
     """What one call of `schedule()` gathers."""
 
-    __slots__ = ("admitted", "budget", "chunks", "decodes", "grants", "moves", "preempted")
+    __slots__ = ("admitted", "budget", "chunks", "decodes", "moves", "preempted")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.decodes: dict[Request, int] = {}
         self.chunks: dict[Request, int] = {}
         self.moves: dict[Request, Grant] = {}
-        self.grants: list[Grant] = []
         self.admitted: list[Admission] = []
         self.preempted: list[Preemption] = []

@@ -66,16 +66,23 @@ class RequestSource:
 def serve_alone(
     allocator: KVAllocator, request: Request, config: PoolConfig, rng: Random, note: Callable[..., None]
 ) -> None:
-    """In an empty pool, what is not refused for ever can be admitted and can grow to its end."""
+    """In an empty pool, what is not refused for ever can be admitted and can grow to its end, even where another
+    request was there first and has left it in the wrong place."""
     if allocator.refuses_forever(request) is not None:
         return
     size = config.block_size
     end = min(request.num_prompt_tokens + request.max_tokens - 1, config.max_model_len)
+    first = Request("first", -(-request.num_prompt_tokens // 2), 1)
+    before = bool(request.max_tokens % 2) and isinstance(allocator.admit(first, first.num_tokens), Grant)
     hit, request.row = allocator.lookup(request), 0
     prompt = request.num_prompt_tokens
     total = rng.choice((prompt, rng.randint(hit.num_tokens + 1, prompt)))
-    answer = allocator.admit(request, total, hit, whole=rng.choice((0, prompt)))
-    note(f"alone: admit {request} to {total}, hit={hit.num_tokens}", answer)
+    whole = rng.choice((0, prompt))
+    answer = allocator.admit(request, total, hit, whole=whole)
+    if before:
+        allocator.free(first)
+        answer = answer if isinstance(answer, Grant) else allocator.admit(request, total, hit, whole=whole)
+    note(f"alone{' after another' if before else ''}: admit {request} to {total}, hit={hit.num_tokens}", answer)
     while True:
         expect(isinstance(answer, Grant), "alone, a request that is not refused for ever is served", answer)
         allocator.settle(answer)  # type: ignore[arg-type]

@@ -131,8 +131,7 @@ class NaiveReplay:
 
     def schedule(self, now: int) -> tuple[list[tuple[NaiveRequest, int]], Refusal | None]:
         budget, counts, lost = self.limits.max_num_batched_tokens, {}, False
-        copies: dict[NaiveRequest, int] = {}
-        self.grants: list[Any] = []
+        moves: dict[NaiveRequest, Any] = {}
         for request in list(self.running):
             if request not in self.running or budget <= 0:
                 continue
@@ -141,8 +140,9 @@ class NaiveReplay:
             while isinstance(grant := self.pool.extend((request,), (request.computed + count,)), Refusal):
                 victim = self.victim()
                 budget += counts.pop(victim, 0)
-                copies.pop(victim, None)
                 self.preempt(now, victim)
+                if victim in moves:
+                    self.pool.settle(moves.pop(victim))
                 lost = True
                 if victim is request:
                     break
@@ -150,9 +150,9 @@ class NaiveReplay:
                 counts[request] = count
                 budget -= count
                 if grant.moved:
-                    self.grants.append(grant)
-                    copies[request] = len(grant.copies)
-        self.num_copied = sum(copies.values())
+                    moves[request] = grant
+        self.grants = list(moves.values())
+        self.num_copied = sum(len(grant.copies) for grant in self.grants)
         self.copies += self.num_copied
         for request, count in counts.items():
             request.compute(count)

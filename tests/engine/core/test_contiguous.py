@@ -115,6 +115,79 @@ def test_a_chunk_moves_where_it_cannot_grow_and_its_old_extent_waits_for_the_cop
     assert allocator.block_table(admitted(allocator, 2)) == range(1, 3)
 
 
+def slid():
+    """A request of blocks 3 and 4 of six that has grown to five tokens, alone in the pool."""
+    allocator = contiguous(6, "chunk(1)")
+    squatter, mover = admitted(allocator, 2), admitted(allocator, 2)
+    allocator.free(squatter)
+    mover.row = 0
+    return allocator, mover, allocator.extend((mover,), (5,))
+
+
+def test_a_chunk_slides_over_its_own_extent_where_no_other_place_is_left():
+    allocator, mover, grant = slid()
+    assert grant == Grant((range(1, 6),), moved=(mover,), copies=[(3, 1), (4, 2)])
+    allocator.settle(grant)
+    assert allocator.block_table(mover) == range(1, 6)
+    assert allocator.stats().num_free == 1
+    allocator.check()
+
+
+def test_what_a_slide_leaves_waits_for_the_copy():
+    allocator = contiguous(8, "chunk(1)")
+    squatter, mover, right = admitted(allocator, 3), admitted(allocator, 3), admitted(allocator, 2)
+    allocator.free(squatter)
+    mover.row, right.row = 0, 1
+    grant = allocator.extend((mover,), (4,))
+    assert grant == Grant((range(1, 5),), moved=(mover,), copies=[(4, 1), (5, 2), (6, 3)])
+    assert allocator.regions().owner.tolist() == [-4, 0, LEAVING, 1]
+    allocator.check()
+    allocator.settle(grant)
+    assert allocator.stats().num_free == 2
+    allocator.check()
+
+
+def test_memory_that_a_slide_still_reads_goes_back_with_its_copies_though_the_request_has_gone():
+    allocator, mover, grant = slid()
+    allocator.free(mover)
+    assert allocator.stats().num_free == 1
+    allocator.check()
+    allocator.settle(grant)
+    assert allocator.stats().num_free == 6
+    allocator.check()
+
+
+def test_a_slide_waits_for_the_copies_of_the_one_before():
+    allocator = contiguous(8, "chunk(1)")
+    first, second, mover = admitted(allocator, 2), admitted(allocator, 2), admitted(allocator, 3)
+    allocator.free(second)
+    before = allocator.extend((mover,), (5,))
+    assert before.copies == [(5, 3), (6, 4), (7, 5)]
+    allocator.free(first)
+    mover.computed = 5
+    assert allocator.extend((mover,), (7,)) == Refusal(Reason.NO_FREE_BLOCKS, 7, 3)
+    allocator.settle(before)
+    assert allocator.extend((mover,), (7,)).new_blocks == (range(1, 8),)
+    allocator.check()
+
+
+@pytest.mark.parametrize("capacity", [8, 12])
+def test_buddies_slide_to_the_left_within_their_tile(capacity):
+    allocator = contiguous(capacity, "chunk(1)", "buddy", max_model_len=8)
+    held = [admitted(allocator, 2) for _ in range(capacity // 2)]
+    mover = max(held, key=lambda r: r.blocks.start if r.blocks.start < 8 else 0)
+    assert mover.blocks == range(7, 9)
+    for other in held:
+        if other is not mover and other.blocks.start < 8:
+            allocator.free(other)
+    grant = allocator.extend((mover,), (5,))
+    assert (grant.new_blocks, grant.copies) == ((range(1, 9),), [(7, 1), (8, 2)])
+    allocator.settle(grant)
+    allocator.check()
+    allocator.free(mover)
+    allocator.check()
+
+
 def test_old_extents_return_even_if_a_request_moves_to_the_same_place_twice_before_settling():
     allocator = contiguous(10, "chunk(2)")
     mover, left, right = (admitted(allocator, 2) for _ in range(3))

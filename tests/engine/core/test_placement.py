@@ -120,6 +120,39 @@ def test_an_extent_grows_only_into_the_hole_behind_it():
     assert space.holes() == [(2, 5), (15, 7)]
 
 
+@pytest.mark.parametrize("units,slid,left", [(8, (2, 8), [(10, 2)]), (9, (2, 9), [(11, 1)]), (10, (2, 10), [])])
+def test_an_extent_slides_to_the_low_end_of_the_free_space_around_it(units, slid, left):
+    space = Holes(14, best=False)
+    space.take(14)
+    space.give(2, 5)
+    space.give(9, 3)
+    assert space.slide(7, 2, 11) is None, "too short with both holes"
+    assert space.slide(0, 2, 3) is None, "no hole before it"
+    assert space.slide(7, 2, units) == slid
+    assert (space.holes(), space.num_free) == (left, sum(size for _, size in left))
+
+
+def test_a_slide_may_leave_a_part_of_the_extent_to_its_owner():
+    space = Holes(8, best=False)
+    space.take(8)
+    space.give(0, 3)
+    assert space.slide(3, 3, 4) == (0, 4)
+    assert space.holes() == []
+    space.give(4, 2)
+    assert space.holes() == [(4, 2)]
+
+
+def test_buddies_slide_by_joining_on_both_sides():
+    space = Buddy(16, largest=16)
+    left, mover, *_ = (space.take(2) for _ in range(4))
+    assert mover == (2, 2)
+    assert space.slide(2, 2, 3) is None, "the left half is taken"
+    space.give(*left)
+    assert space.slide(2, 2, 5) is None, "the half after the next is taken"
+    assert space.slide(2, 2, 3) == (0, 4)
+    assert space.num_free == 8
+
+
 def test_an_unknown_fit_is_named():
     with pytest.raises(ValueError, match="worst-fit"):
         make_placement("worst-fit", 8, largest=8)
