@@ -18,8 +18,10 @@ from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.exits import UsageError
 from experiments.flags import Flags, OutputFlags
 from experiments.manifest import Invocation, manifest_of, now
+from experiments.rejections import rejection_notes
 from experiments.resolve import Plan, plan_of
 from experiments.store import Store, summary_row
+from experiments.trace_lengths import lengths_csv
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
 
 
 def write_inputs(kept: Store, plan: Plan, flags: Flags) -> None:
-    """The configuration as given and as resolved; paths in it are seen from the results folder."""
+    """The configuration as given and as resolved, its paths seen from the results folder; the trace's lengths."""
     here = kept.folder.resolve()
     flat = map_paths(flatten(dump(plan.config)), lambda path: _from(here, path))
     tree: dict[str, Any] = {}
@@ -91,6 +93,7 @@ def write_inputs(kept: Store, plan: Plan, flags: Flags) -> None:
             place = place.setdefault(name, {})
         place[leaf] = value
     kept.write_text(store.RESOLVED, to_toml(tree))
+    kept.write_text(store.LENGTHS, lengths_csv(plan.arriving))
     if flags.config:
         texts = (f"# {path.name}\n{path.read_text(encoding='utf-8')}" for path in flags.config)
         kept.write_text(store.INPUT, "\n".join(texts))
@@ -196,13 +199,17 @@ def conclude(
     outcomes = progress.in_order(plan)
     rows = [summary_row(outcome) for outcome in outcomes if outcome.summary is not None]
     code = exit_code(outcomes, interrupted=progress.interrupted)
+    for note in rejection_notes(plan, outcomes):
+        talk.warn(f"warning: {note}")
+        plan.notes.append(note)
     report = None
     if kept is not None:
         kept.write_text(store.SUMMARY, store.to_csv(rows))
         manifest = manifest_of(plan, invocation, outcomes, kept, STATUS[code])
         kept.write_text(store.MANIFEST, store.strict(manifest) + "\n")
-        report = write_report(kept, talk) if out.report and rows and not progress.interrupted else None
-        code = code or (exits.FAILED_CELLS if out.report and rows and report is None else exits.OK)
+        if out.report and rows and not progress.interrupted:
+            report, whole = write_report(kept, talk)
+            code = code or (exits.OK if whole else exits.FAILED_CELLS)
         finish_manifest(kept, manifest, STATUS[code])
     if out.json:
         say_json(json_object(plan, outcomes, rows, STATUS[code]))
@@ -222,16 +229,18 @@ def finish_manifest(kept: Store, manifest: dict[str, Any], status: str) -> None:
     kept.write_text(store.MANIFEST, store.strict(full) + "\n")
 
 
-def write_report(kept: Store, talk: Talk) -> Path | None:
-    """The report of stored results; a figure that breaks never loses data."""
+def write_report(kept: Store, talk: Talk) -> tuple[Path | None, bool]:
+    """The report of stored results, and whether all of it could be made; a figure that breaks never loses data."""
     try:
-        from experiments.report import write_report as write
+        from experiments.report import build_report
 
-        report: Path = write(kept.folder)
+        report = build_report(kept.folder)
     except Exception as error:  # noqa: BLE001 - the results are on disk and stay valid
         talk.warn(f"the report failed ({type(error).__name__}: {error}); the results in {kept.folder} are complete")
-        return None
-    return report
+        return None, False
+    for failed in report.errors:
+        talk.warn(f"figure {failed}; everything else is kept")
+    return report.path, not report.errors
 
 
 def say_where(kept: Store | None, report: Path | None) -> None:
@@ -259,4 +268,5 @@ def json_object(plan: Plan, outcomes: Sequence[Outcome], rows: list[dict[str, An
         "runs": rows,
         "failed": cells,
         "failed_checks": {o.cell.name: o.failed_checks for o in outcomes if o.failed_checks},
+        "notes": plan.notes,
     }

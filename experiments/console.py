@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,11 @@ def show(renderable: Any, title: str) -> None:
     wide = Console(width=max(stdout_width(), needed))
     wide.print(title, style="bold", highlight=False, markup=False)
     wide.print(renderable)
+
+
+def in_colour() -> bool:
+    """Whether stdout takes colours: a terminal, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def say(text: str) -> None:

@@ -17,6 +17,7 @@ from experiments.cells import Outcome
 from experiments.config import dump, map_paths
 from experiments.resolve import Plan
 from experiments.store import Store, row_counts
+from experiments.trace_lengths import entry_of
 
 SCHEMA_VERSION = 1
 PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic", "cyclopts", "rich", "simpy", "matplotlib", "seaborn", "torch")
@@ -52,6 +53,7 @@ def manifest_of(
         "seeds": sorted(plan.arriving.traces),
         "git": git_state(Path(__file__).parent),
         "trace": plan.arriving.provenance,
+        "trace_lengths": entry_of(plan.arriving),
         "capacity": plan.pool.to_dict(),
         "step_model": plan.step_model.coefficients(),
         "device": "simulated",

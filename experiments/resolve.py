@@ -142,7 +142,8 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
 
     assert config.model.name is not None
     shape = lookup(config.model.name)
-    grid = _pairs(config.kv)
+    asked = _pairs(config.kv)
+    grid = list(dict.fromkeys(asked))
     if verb == "run" and len(grid) > 1:
         raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
     pool = pool_of(config, shape, [size for _, size in grid])
@@ -155,16 +156,17 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
         _cell(config, pool, sha256, name, size, seed, writes) for name, size in grid for seed in sorted(arriving.traces)
     )
     _check_allocators(config, cells)
-    return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes])
+    merged = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
+    return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes, *merged])
 
 
 def _pairs(kv: Memory) -> list[tuple[str, int]]:
-    """Allocator and block size of each cell, duplicates merged."""
+    """Allocator and block size of each cell, as often as asked for."""
     names, sizes, sweep = kv.allocator or (), kv.block_size or (), kv.sweep or {}
     stray = sorted(sweep.keys() - set(names))
     if stray:
         raise UsageError(f"kv.sweep names {stray[0]!r}, which is not among the allocators {', '.join(names)}")
-    return list(dict.fromkeys((name, size) for name in names for size in sweep.get(name, sizes)))
+    return [(name, size) for name in names for size in sweep.get(name, sizes)]
 
 
 def _cell(config: Config, pool: Pool, sha: str, allocator: str, size: int, seed: int, writes: bool) -> Cell:

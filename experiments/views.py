@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from experiments import exits, store
-from experiments.console import say, say_json
+from experiments.console import in_colour, say, say_json
 from experiments.exits import UsageError
 
 
@@ -18,17 +19,19 @@ def results_folder(folder: Path) -> Path:
 
 
 def report_verb(folder: Path, *, as_json: bool) -> int:
-    """Makes the report again and enters its files into the manifest."""
+    """Makes the report again and enters its files into the manifest; exit code 3 if a figure failed."""
     results_folder(folder)
-    from experiments.report import write_report
+    from experiments.report import build_report
 
-    report = write_report(folder)
+    report = build_report(folder)
     _enter_derived(folder)
+    for failed in report.errors:
+        print(f"pagelab: figure {failed}; everything else is there", file=sys.stderr)
     if as_json:
-        say_json({"report": str(report)})
+        say_json({"report": str(report.path), "failed_figures": report.errors})
     else:
-        say(f"report: {report}")
-    return exits.OK
+        say(f"report: {report.path}")
+    return exits.FAILED_CELLS if report.errors else exits.OK
 
 
 def _enter_derived(folder: Path) -> None:
@@ -58,23 +61,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def plot_verb(folder: Path, var_x: str, var_y: str, curve_by: str, output: Path | None, *, as_json: bool) -> int:
     """One picture and the numbers behind it."""
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from experiments.figures import plot_variables
+    from experiments.figures.drawing import draw_variables
+    from experiments.figures.stored import Stored
 
     results_folder(folder)
-    frame = pd.read_csv(folder / store.SUMMARY)
-    figure = Figure(figsize=(4.6, 3.2), layout="constrained", dpi=200)
-    ax = figure.subplots()
+    path = output or folder / store.FIGURES / f"{store.checked_name(var_y)}-by-{store.checked_name(var_x)}.png"
+    curves = None if curve_by in ("", "none") else curve_by
     try:
-        plotted = plot_variables(frame, var_x, var_y, None if curve_by in ("", "none") else curve_by, ax)
+        plotted = draw_variables(Stored(folder), var_x, var_y, curves, path)
     except ValueError as error:
         raise UsageError(f"{folder / store.SUMMARY}: {error}") from error
-    if ax.get_legend() is None and len(ax.get_legend_handles_labels()[0]) > 1:
-        ax.legend(frameon=False)
-    path = output or folder / store.FIGURES / f"{store.checked_name(var_y)}-by-{store.checked_name(var_x)}.png"
-    _save(figure, plotted, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error}") from error
     if output is None:
         _enter_derived(folder)
     if as_json:
@@ -82,15 +80,6 @@ def plot_verb(folder: Path, var_x: str, var_y: str, curve_by: str, output: Path 
     else:
         say(f"figure: {path}")
     return exits.OK
-
-
-def _save(figure: Any, plotted: Any, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be written: {error}") from error
-    store.write_whole(path.with_suffix(".csv"), plotted.to_csv(index=False, lineterminator="\n"))
 
 
 def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> int:
@@ -110,7 +99,7 @@ def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> 
         first = frame[frame["time_s"] == frame["time_s"].iloc[0]]
         num_blocks = int((first["start_block"] + first["num_blocks"]).max()) - 1
         say(("\n" if shown else "") + place.name)
-        say(memory_map_text(frame, moment, num_blocks, width))
+        say(memory_map_text(frame, moment, num_blocks, width, colour=in_colour()))
         shown += 1
     if not shown:
         raise UsageError(f"{folder}: no cell with pictures of its pool; run again with --map-frames 160")

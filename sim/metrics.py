@@ -34,15 +34,27 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("kv_live_frac", "live", "filled slots of referenced blocks / capacity", "1"),
-    Metric("kv_reserved_frac", "reserved", "slots that are held, empty, and will be filled by their owner / capacity", "1"),
+    Metric(
+        "kv_reserved_frac", "reserved", "slots that are held, empty, and will be filled by their owner / capacity", "1"
+    ),
     Metric("kv_internal_frac", "internal", "held slots that will never be filled / capacity", "1"),
-    Metric("kv_internal_reserve_frac", "internal: beyond the true length", "reserved beyond the final length / capacity", "1"),
+    Metric(
+        "kv_internal_reserve_frac",
+        "internal: beyond the true length",
+        "reserved beyond the final length / capacity",
+        "1",
+    ),
     Metric("kv_internal_roundup_frac", "internal: round-up", "tail of the unit and buddy round-up / capacity", "1"),
     Metric("kv_external_frac", "external", "free slots while the queue's head is refused for memory / capacity", "1"),
     Metric("kv_external_hole_frac", "external: holes", "enough free in total, no extent fits / capacity", "1"),
     Metric("kv_external_short_frac", "external: too few", "not enough free in total / capacity", "1"),
     Metric("kv_free_frac", "free", "free slots while nothing is refused for memory / capacity", "1"),
-    Metric("kv_cached_free_frac", "cached free", "free slots that hold a cached prefix, inside external and free / capacity", "1"),
+    Metric(
+        "kv_cached_free_frac",
+        "cached free",
+        "free slots that hold a cached prefix, inside external and free / capacity",
+        "1",
+    ),
     Metric("kv_blocks_used_frac", "blocks used", "referenced blocks / capacity_blocks", "1"),
     Metric("kv_tail_frac", "tail slack", "empty slots of partly filled last blocks / capacity; paged pools only", "1"),
     Metric("external_fragmentation_index", "external fragmentation index", "1 - largest free extent / total free", "1"),
@@ -57,7 +69,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("mean_queue_s", "queueing", "s - a", "s"),
     Metric("head_blocked_s", "head-of-line blocking", "time a refused head kept others waiting, in W", "s"),
     Metric("recomputed_frac", "recomputed", "tokens computed again after preemption / tokens computed", "1"),
-    Metric("prefix_hit_frac", "prefix hits", "prompt tokens found in the cache at first admission / tokens looked up", "1"),
+    Metric(
+        "prefix_hit_frac", "prefix hits", "prompt tokens found in the cache at first admission / tokens looked up", "1"
+    ),
 )
 
 
@@ -136,7 +150,12 @@ def paper_memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = Fa
     asked = row[shift + at.ASKED]
     reserved = row[shift + at.TRUE_TOTAL] - tokens if asked else 0
     internal = asked - row[shift + at.TRUE_TOTAL] if asked else 0
-    parts = {"token": tokens, "reserved": reserved, "internal": internal, "external": whole - tokens - reserved - internal}
+    parts = {
+        "token": tokens,
+        "reserved": reserved,
+        "internal": internal,
+        "external": whole - tokens - reserved - internal,
+    }
     return {name: ratio(value, whole) for name, value in parts.items()}
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from sim import integrals as at
 
 if TYPE_CHECKING:
+    from sim.rows import RequestRow
     from sim.simulate import Run
 
 
@@ -29,18 +33,32 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
     whole = [sum(column) for column in zip(*run.recorder.integrals.segments(), strict=True)]
     cut = run.spec.end_s is not None
     checks = [
-        _equal("requests: every row of the trace has one row", [r.request_id for r in rows], list(range(num_trace_rows)))
-        if len(rows) != num_trace_rows
-        else _equal("requests: every row of the trace has one row", len({r.request_id for r in rows}), num_trace_rows),
+        _equal(
+            "requests: every row of the trace has one row", _strays([r.request_id for r in rows], num_trace_rows), []
+        ),
         _equal("slots: never more held than there are", whole[at.USED] <= run.capacity_slots * whole[at.TIME], True),
-        _equal("memory: reserved is never negative", min(_reserved(row) for row in run.recorder.integrals.segments()) < 0, False),
-        _equal("waste: nothing is live beyond what is held", whole[at.TOKENS] - whole[at.EXTRA] <= whole[at.USED], True),
-        _equal("causality: arrival <= scheduled <= first token <= finish", [r.request_id for r in rows if not _ordered(r)], []),
+        _equal("memory: reserved is never negative", min(map(_reserved, run.recorder.integrals.segments())) < 0, False),
+        _equal(
+            "waste: nothing is live beyond what is held", whole[at.TOKENS] - whole[at.EXTRA] <= whole[at.USED], True
+        ),
+        _equal(
+            "causality: arrival <= scheduled < first token <= finish",
+            [r.request_id for r in rows if not _ordered(r)],
+            [],
+        ),
         _equal("rejected and failed requests hold nothing", sum(_away(r) for r in rows), 0),
     ]
     if not cut:
         checks += _drained(run, whole)
     return checks
+
+
+def _strays(ids: list[int], num_trace_rows: int) -> list[int]:
+    """Ids that are there twice, missing, or nobody's."""
+    if ids == list(range(num_trace_rows)):
+        return []
+    counts = Counter(ids)
+    return sorted(i for i in counts.keys() | range(num_trace_rows) if counts[i] != 1 or i >= num_trace_rows)
 
 
 def _reserved(row: list[int]) -> int:
@@ -53,7 +71,7 @@ def _drained(run: Run, whole: list[int]) -> list[Check]:
     delivered = sum(r.num_output_tokens for r in rows)
     computed = sum(r.num_computed_tokens for r in rows)
     finishes = [r.finish for r in rows if r.finish >= 0]
-    started = [t for t in recorder.wait_starts]
+    started = recorder.wait_starts
     arrivals = [r.arrival for r in rows if r.finish >= 0]
     preempted = sum(started) - sum(arrivals)
     running = sum(finishes) + preempted - sum(recorder.wait_ends)
@@ -67,7 +85,47 @@ def _drained(run: Run, whole: list[int]) -> list[Check]:
         _equal("Little: integral of waiting = sum of waiting times", run.backlog.until(run.makespan + 1), waited),
         _equal("pool: everything is free at the end", free, run.allocator.capacity_blocks),
         _equal("pool: the allocator's own check", _self_check(run), "passes"),
+        *_token_by_token(run, whole[at.WIDTH :]),
     ]
+
+
+def _token_by_token(run: Run, steps: list[int]) -> list[Check]:
+    """Exact sums over steps, for runs in which each request ran for just as many steps as it has output tokens: one
+    for the whole prompt and the first token, one for each further token. Its step i then holds p + i tokens. Nothing
+    for runs with prompts in chunks, preemptions or steps that left a request out."""
+    done = [r for r in run.rows if r.finish >= 0]
+    if any(r.num_preemptions for r in done) or sum(r.num_output_tokens for r in done) != steps[at.SEQS]:
+        return []
+    first = np.array([r.num_prompt_tokens for r in done], dtype=np.int64)
+    count = np.array([r.num_output_tokens for r in done], dtype=np.int64)
+    last = first + count - 1
+    final = last + run.spec.final_token_has_slot
+    held = int((first * count + count * (count - 1) // 2).sum())
+    checks = [_equal("step by step: tokens held = sum over requests", steps[at.TOKENS], held)]
+    size = run.allocator.block_size
+    if run.pages:
+        blocks = int((_blocks_up_to(last, size) - _blocks_up_to(first - 1, size)).sum())
+        tail = np.maximum(last - np.maximum(first - 1, final // size * size), 0) * (-final % size)
+        checks += [
+            _equal(
+                "step by step: slots of block tables = sum over requests",
+                steps[at.USED] + steps[at.EXTRA],
+                blocks * size,
+            ),
+            _equal("step by step: slots never filled = those of last blocks", steps[at.INTERNAL], int(tail.sum())),
+        ]
+    elif run.allocator.growth_tokens == 0:
+        filled = int((count * final).sum())
+        checks.append(
+            _equal("step by step: slots to be filled = final lengths", steps[at.USED] - steps[at.INTERNAL], filled)
+        )
+    return checks
+
+
+def _blocks_up_to(tokens: Any, size: int) -> Any:
+    """Blocks of 1 token + blocks of 2 tokens + ... + blocks of `tokens` tokens."""
+    whole, rest = tokens // size, tokens % size
+    return size * (whole * (whole + 1) // 2) + rest * (whole + 1)
 
 
 def _self_check(run: Run) -> str:
@@ -78,11 +136,11 @@ def _self_check(run: Run) -> str:
     return "passes"
 
 
-def _ordered(row: Any) -> bool:
+def _ordered(row: RequestRow) -> bool:
     if row.status in ("finished", "truncated"):
-        return bool(row.arrival <= row.first_scheduled < row.first_token <= row.finish)
+        return row.arrival <= row.first_scheduled < row.first_token <= row.finish
     return row.finish == -1
 
 
-def _away(row: Any) -> int:
-    return int(row.status in ("rejected", "failed") and row.num_computed_tokens + row.num_output_tokens)
+def _away(row: RequestRow) -> int:
+    return row.num_computed_tokens + row.num_output_tokens if row.status in ("rejected", "failed") else 0

@@ -39,13 +39,17 @@ def summary_of(run: Run) -> dict[str, Any]:
         "capacity_tokens": capacity,
         **counts,
         **strict,
-        "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME]) if run.pages else None,
+        "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME])
+        if run.pages
+        else None,
         "external_fragmentation_index": _index(run, row),
         **_paper(row, capacity),
         "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
         "iter_mean_batch_size": metrics.ratio(row[at.WIDTH + at.SEQS], row[at.STEPS]),
         "iter_kv_live_frac": metrics.memory(row, capacity, per_step=True)["kv_live_frac"],
-        "mean_num_waiting": metrics.ratio(backlog.until(window.stop) - backlog.until(window.start), window.stop - window.start),
+        "mean_num_waiting": metrics.ratio(
+            backlog.until(window.stop) - backlog.until(window.start), window.stop - window.start
+        ),
         "request_throughput_per_s": in_window / span_s if span_s else None,
         "output_tok_per_s": row[at.EMITTED] / span_s if span_s else None,
         **metrics.latencies(run.rows),

@@ -51,6 +51,7 @@ def _release_order() -> int:
     allocator = PagedAllocator(8, BLOCK, max_model_len=512)
     request = _request(0, text=0, length=5 * BLOCK)
     allocator.admit(request, request.num_prompt_tokens)
+    request.computed = request.num_prompt_tokens
     table = list(allocator.block_table(request))
     allocator.free(request)
     pool = allocator.pool
@@ -71,6 +72,7 @@ def _referenced_in_queue(seed: int) -> tuple[int, int]:
             hit = allocator.lookup(request)
             unreferenced = allocator.pool.num_unreferenced(hit.block_ids)
             if not isinstance(allocator.admit(request, request.num_prompt_tokens, hit), Refusal):
+                request.computed = request.num_prompt_tokens
                 running.append(request)
                 revived += unreferenced
         allocator.check()
@@ -115,4 +117,5 @@ def _longest(known: set[tuple[int, int]], text: int, length: int) -> int:
 def _serve(allocator: PagedAllocator, request: Request, hit: Hit) -> None:
     granted = allocator.admit(request, request.num_prompt_tokens, hit)
     assert not isinstance(granted, Refusal), f"{request}: {granted}"
+    request.computed = request.num_prompt_tokens
     allocator.free(request)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from engine.core.suggestion import unknown_name
+from experiments.exits import UsageError
 from experiments.paper import later, show
 from experiments.paper.block_size import BLOCK_SIZE
 from experiments.paper.chapter import CHAPTER
@@ -23,7 +24,7 @@ from experiments.paper.table1 import TABLE1
 from sim.metrics import strict_json
 from workloads import load_trace
 
-OK, BAD_USAGE, NOTHING_MEASURED, MISSED = 0, 2, 3, 4
+OK, NOTHING_MEASURED, MISSED = 0, 3, 4
 EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment for experiment in (FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER)
 }
@@ -50,7 +51,7 @@ def reproduce(
     seeds: int | None = None,
     jobs: int = 1,
 ) -> int:
-    """Exit code: 0 nothing missed, 2 bad usage, 3 only names that are not measured yet, 4 a miss.
+    """Exit code: 0 nothing missed, 3 only names that are not measured yet, 4 a miss; UsageError for unknown names.
 
     No name, or `all`, means everything. `seeds` is their number (10, or 3 with `quick`). Tables, or exactly one JSON
     object, go to standard output, everything else to standard error.
@@ -59,8 +60,7 @@ def reproduce(
         chosen = _chosen(names)
         lab = _lab(quick, lengths or {}, seeds, jobs)
     except (OSError, ValueError) as error:
-        _say(f"pagelab reproduce: {error}")
-        return BAD_USAGE
+        raise UsageError(str(error)) from error
     sections = measure(chosen, lab)
     results = [result for section in sections for result in section.results]
     if as_json:

@@ -7,6 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments import trace_lengths
+from experiments.arriving import given
+from workloads import Trace
+
 RUN_KEYS = """
 allocator block_size num_blocks num_finished num_rejected num_preemptions kv_live_frac kv_reserved_frac
 kv_internal_frac kv_external_frac kv_free_frac kv_blocks_used_frac mean_batch_size request_throughput_per_s
@@ -195,6 +199,51 @@ def test_a_check_that_does_not_hold_gives_exit_4(small, strict_object, monkeypat
 def test_duplicate_cells_are_run_once(small, strict_object):
     answer = strict_object(small("compare", "--allocator", "paged,paged", "--block-size", "16,16,16", "--json").out)
     assert len(answer["runs"]) == 1
+    assert answer["notes"] == ["5 duplicate cells are merged"]
+
+
+def test_the_order_of_the_cells_changes_no_number(small, strict_object):
+    one = strict_object(small("compare", "--allocator", "paged,orca-oracle", "--json").out)
+    other = strict_object(small("compare", "--allocator", "orca-oracle,paged", "--json").out)
+    assert [{**run, "cell": ""} for run in one["runs"]] == [{**run, "cell": ""} for run in reversed(other["runs"])]
+
+
+def test_an_allocator_that_rejects_everything_is_explained(pagelab, trace_file, tmp_path, strict_object):
+    words = ("compare", "--trace", trace_file, "--kv-tokens", "3000", "--max-model-len", "2048", "--no-report")
+    said = "orca-max at block size 16 rejected every request: "
+    said += "its reservation of 2,048 tokens exceeds the largest extent, "
+    done = pagelab(*words, "--allocator", "paged,orca-max", "-o", "out")
+    assert done.code == 0
+    assert "rejected every request" not in done.err
+    done = pagelab(*words[:4], "2000", *words[5:], "--allocator", "paged,orca-max", "-o", "small")
+    assert done.code == 0, done.err
+    assert f"warning: {said}1,024 tokens" in done.err
+    manifest = json.loads((tmp_path / "small/manifest.json").read_text())
+    assert manifest["notes"] == [f"{said}1,024 tokens"]
+    short = pagelab(*words[:4], "16", *words[5:-1], "--allocator", "paged", "--json")
+    assert short.code == 3
+    assert strict_object(short.out)["notes"] == [
+        "paged at block size 16 rejected every request: each is longer than max_model_len or the pool"
+    ]
+
+
+def test_the_lengths_of_the_trace_are_kept(small, tmp_path):
+    small("compare", "-o", "out", "--allocator", "paged", "--no-report")
+    lines = (tmp_path / "out/trace_lengths.csv").read_text().splitlines()
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert lines[0] == "num_prompt_tokens,num_output_tokens"
+    assert len(lines) == 41
+    assert manifest["trace_lengths"] == {"seed": 0, "num_requests": 40, "num_rows": 40, "rows": "all"}
+    assert "trace_lengths.csv" in manifest["files"]
+
+
+def test_of_a_very_long_trace_a_fixed_sample_of_lengths_is_kept(monkeypatch):
+    trace = Trace.build(range(50), range(1, 51), range(1, 51))
+    monkeypatch.setattr(trace_lengths, "MOST_ROWS", 10)
+    kept = trace_lengths.lengths_csv(given(trace, 3))
+    assert kept == trace_lengths.lengths_csv(given(trace, 3))
+    assert len(set(kept.splitlines())) == 11
+    assert trace_lengths.entry_of(given(trace, 3))["rows"].startswith("a random sample")
 
 
 def test_repeats_take_consecutive_seeds_and_a_file_has_none(small, pagelab, strict_object):

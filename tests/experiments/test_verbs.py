@@ -3,8 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
+
+from experiments.console import in_colour
+from experiments.figures import FIGURES
 
 
 @pytest.mark.parametrize(
@@ -132,6 +138,9 @@ def test_maps_and_plots_of_stored_results(small, pagelab, tmp_path):
     assert (tmp_path / "out/figures/mean_batch_size-by-block_size.png").stat().st_size > 1000
     assert pagelab("validate", "out").code == 0
     assert pagelab("plot", "out", "--var-y", "mean_batch_sise").code == 2
+    assert pagelab("plot", "out", "-o", "new/plot.pdf").code == 0
+    assert (tmp_path / "new/plot.csv").exists()
+    assert pagelab("plot", "out", "-o", "plot.nonsense").code == 2
 
 
 LEAKY = """
@@ -160,12 +169,66 @@ def test_a_report_that_breaks_loses_no_data(small, monkeypatch, tmp_path):
     def broken(folder):
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(experiments.report, "write_report", broken)
+    monkeypatch.setattr(experiments.report, "build_report", broken)
     done = small("compare", "-o", "out", "--allocator", "paged")
     assert done.code == 3
     assert "no ink" in done.err
     assert json.loads((tmp_path / "out/manifest.json").read_text())["status"] == "failed"
     assert (tmp_path / "out/summary.csv").exists()
+
+
+def test_a_figure_that_breaks_is_named_and_everything_else_is_kept(
+    small, pagelab, monkeypatch, strict_object, tmp_path
+):
+    def broken(stored, canvas):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setitem(FIGURES, "batched_requests", replace(FIGURES["batched_requests"], draw=broken))
+    done = small("compare", "-o", "out", "--allocator", "paged")
+    assert done.code == 3
+    assert "figure batched_requests: RuntimeError: no ink" in done.err
+    assert done.out.rstrip().splitlines()[-1] == "report: out/report.html"
+    assert (tmp_path / "out/figures/waste_breakdown.png").exists()
+    again = pagelab("report", "out", "--json")
+    assert again.code == 3
+    assert strict_object(again.out)["failed_figures"] == ["batched_requests: RuntimeError: no ink"]
+    monkeypatch.undo()
+
+
+def test_a_summary_of_few_columns_costs_the_figures_that_need_others(small, pagelab, tmp_path):
+    small("compare", "-o", "out", "--allocator", "paged,orca-max", "--no-report")
+    kept = ["cell", "seed", "allocator", "block_size", "mean_ttft_s", "mean_tpot_s"]
+    summary = pd.read_csv(tmp_path / "out/summary.csv")
+    summary[kept].to_csv(tmp_path / "out/summary.csv", index=False)
+    done = pagelab("report", "out")
+    assert done.code == 3
+    assert "figure waste_breakdown: ValueError: unknown column 'kv_live_frac'" in done.err
+    assert (tmp_path / "out/figures/ttft_ecdf.png").exists()
+    assert (tmp_path / "out/report.html").exists()
+    assert pagelab("plot", "out", "--var-x", "mean_ttft_s", "--var-y", "mean_tpot_s").code == 0
+
+
+def test_a_map_has_colours_on_a_terminal_only(small, pagelab, monkeypatch):
+    small("compare", "-o", "out", "--allocator", "paged", "--no-report")
+    assert "\x1b[" not in pagelab("map", "out").out
+    monkeypatch.setattr("experiments.views.in_colour", lambda: True)
+    assert "\x1b[" in pagelab("map", "out").out
+
+
+@pytest.mark.parametrize("value,coloured", [(None, True), ("", True), ("1", False)])
+def test_no_color_is_honoured(monkeypatch, value, coloured):
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NO_COLOR", value)
+    assert in_colour() is coloured
+
+
+def test_a_wrong_name_to_reproduce_is_one_object_too(pagelab, strict_object):
+    done = pagelab("reproduce", "fig13", "--json")
+    assert done.code == 2
+    assert strict_object(done.out)["exit_code"] == 2
+    assert "did you mean fig13" in strict_object(done.out)["error"]
 
 
 def test_the_report_is_the_last_word_and_in_the_manifest(small, pagelab, tmp_path):

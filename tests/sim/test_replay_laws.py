@@ -122,19 +122,30 @@ def test_work_is_conserved():
         assert sum(change for time, change in in_system[: bisect_right(in_system, (end, 2))]) == 0, (end, start)
 
 
-@pytest.mark.parametrize("column,most", [(at.SEQS, 1), (at.TOKENS, 10_000), (at.INTERNAL, 10_000), (at.USED, 10_000)])
-def test_a_planted_accounting_fault_makes_a_check_fail(column, most):
-    """`most`: how far the state is off; a few used or internal slots too many only the naive reference notices."""
-
+@pytest.mark.parametrize("allocator", ["paged", "orca-max", "orca-oracle"])
+@pytest.mark.parametrize("column", [at.SEQS, at.TOKENS, at.INTERNAL, at.USED])
+def test_one_slot_too_many_makes_a_check_fail(column, allocator):
     def read(original: Any, recorder: Recorder, batch: Any) -> list[int]:
         state = list(original(recorder, batch))
-        state[column] += most
+        state[column] += 1
         return state
 
     trace = synthetic_trace("all-at-once", "fixed:20,20", 5, seed=0)
-    assert all(check.holds for check in run(trace).checks)
+    assert all(check.holds for check in run(trace, allocator=allocator).checks)
     with instead(Recorder, "_read", read):
-        assert not all(check.holds for check in run(trace).checks)
+        assert not all(check.holds for check in run(trace, allocator=allocator).checks)
+
+
+@pytest.mark.parametrize("final_token_has_slot", [False, True])
+@pytest.mark.parametrize("enable_caching", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_slots_step_by_step_are_sums_over_requests(size, enable_caching, final_token_has_slot):
+    trace = synthetic_trace("poisson", "uniform:1-60,1-60", 60, seed=size, rate_per_s=100_000.0)
+    options: dict[str, Any] = {"enable_caching": enable_caching, "final_token_has_slot": final_token_has_slot}
+    done = run(trace, blocks=9_000 // size, size=size, max_num_batched_tokens=9_000, **options)
+    names = [check.name for check in done.checks if check.name.startswith("step by step")]
+    assert len(names) == 3
+    assert all(check.holds for check in done.checks)
 
 
 # The same result twice ------------------------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ FAULTS: list[dict[str, Any]] = [
         "where": CONTIGUOUS + "free",
         "line": "if request in self._slid:",
         "becomes": "if False:",
-        "law": "test_contiguous:test_memory_that_a_slide_still_reads_goes_back_with_its_copies_though_the_request_has_gone",
+        "law": "test_contiguous:test_what_a_slide_still_reads_goes_back_with_its_copies_though_the_request_has_gone",
     },
     {
         "fault": "rounded-up room puts off the next chunk",

@@ -104,9 +104,7 @@ def test_a_smaller_block_never_holds_fewer_tokens(gpu, block_size):
 def test_fewer_bits_hold_proportionally_more(gib, tp_log):
     tp = 2 ** min(tp_log, 3)
     spec, half = LLAMA.kv_spec("fp16", tp), LLAMA.kv_spec("fp8", tp)
-    assert (
-        capacity_from_bytes(half, gib * GIB).num_blocks == 2 * capacity_from_bytes(spec, gib * GIB).num_blocks
-    )
+    assert capacity_from_bytes(half, gib * GIB).num_blocks == 2 * capacity_from_bytes(spec, gib * GIB).num_blocks
 
 
 def test_when_nothing_fits_the_message_says_asked_free_and_needed():

@@ -147,7 +147,7 @@ def test_what_a_slide_leaves_waits_for_the_copy():
     allocator.check()
 
 
-def test_memory_that_a_slide_still_reads_goes_back_with_its_copies_though_the_request_has_gone():
+def test_what_a_slide_still_reads_goes_back_with_its_copies_though_the_request_has_gone():
     allocator, mover, grant = slid()
     allocator.free(mover)
     assert allocator.stats().num_free == 1

@@ -24,18 +24,13 @@ specs = st.builds(
 @given(specs, st.integers(1, 9))
 def test_bytes_are_linear_in_layers_and_heads(spec, factor):
     assert replace(spec, num_layers=factor * spec.num_layers).bytes_per_token == factor * spec.bytes_per_token
-    assert (
-        replace(spec, num_kv_heads=factor * spec.num_kv_heads).bytes_per_token
-        == factor * spec.bytes_per_token
-    )
+    assert replace(spec, num_kv_heads=factor * spec.num_kv_heads).bytes_per_token == factor * spec.bytes_per_token
 
 
 @given(specs)
 def test_bytes_are_linear_in_the_width_of_the_type(spec):
     half, whole = replace(spec, dtype="bf16"), replace(spec, dtype="fp32")
-    assert (
-        whole.bytes_per_token == 2 * half.bytes_per_token == 4 * replace(spec, dtype="int8").bytes_per_token
-    )
+    assert whole.bytes_per_token == 2 * half.bytes_per_token == 4 * replace(spec, dtype="int8").bytes_per_token
     assert half.bytes_per_token == 4 * replace(spec, dtype="int4").bytes_per_token
 
 

@@ -220,9 +220,7 @@ def test_a_file_or_its_folder_is_read(tmp_path):
     assert lookup(folder).kv_spec().bytes_per_token == 6144
 
 
-@pytest.mark.parametrize(
-    "text,message", [("{", "not JSON"), ("[]", "not an object"), ("{}", "num_hidden_layers")]
-)
+@pytest.mark.parametrize("text,message", [("{", "not JSON"), ("[]", "not an object"), ("{}", "num_hidden_layers")])
 def test_a_file_that_is_no_model_is_refused_by_its_path(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_text(text)
