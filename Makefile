@@ -60,6 +60,7 @@ format: $(VENV)/.full
 
 bench: $(VENV)/.full
 	$(ONE_THREAD) $(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' --benchmark-only \
+	    --benchmark-timer=time.process_time --benchmark-columns=min,median,max,rounds --benchmark-sort=name \
 	    --benchmark-storage=file://results/benchmarks --benchmark-autosave $(PYTEST_FLAGS)
 
 clean:

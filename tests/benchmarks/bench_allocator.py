@@ -42,14 +42,15 @@ def per_block(benchmark: BenchmarkFixture, report: Report, name: str, num_blocks
 
 
 @pytest.mark.benchmark(group="allocator, frequent: a request comes, grows and goes")
+@pytest.mark.parametrize("prompt", [PROMPT, WHOLE], ids=["growing", "at once"])
 @pytest.mark.parametrize("case", ["no cache", "cache, private", "cache, commit and evict"])
-def test_allocate_extend_free(benchmark: BenchmarkFixture, report: Report, case: str) -> None:
-    """64 blocks: half at admission, half one by one. Committed blocks are never found again: by the time a request
+def test_allocate_extend_free(benchmark: BenchmarkFixture, report: Report, case: str, prompt: int) -> None:
+    """64 blocks: half at admission and half one by one, or all at once. Nothing is found again: by the time a request
     comes back, the others have taken all of its blocks."""
     shared = case == "cache, commit and evict"
     allocator = PagedAllocator(256, SIZE, max_model_len=LONG, enable_caching=case != "no cache")
     requests = [
-        Request(i, PROMPT + 1, WHOLE, content=Known(i) if shared else None, skips_cache_read=shared) for i in range(8)
+        Request(i, prompt + 1, WHOLE, content=Known(i) if shared else None, skips_cache_read=shared) for i in range(8)
     ]
     for request in requests:
         request.known = WHOLE + 1
@@ -57,8 +58,8 @@ def test_allocate_extend_free(benchmark: BenchmarkFixture, report: Report, case:
 
     def life() -> int:
         request = next(coming)
-        allocator.admit(request, PROMPT)
-        for total in range(PROMPT + SIZE, WHOLE + 1, SIZE):
+        allocator.admit(request, prompt)
+        for total in range(prompt + SIZE, WHOLE + 1, SIZE):
             allocator.extend((request,), (total,))
         request.computed = WHOLE
         request.status = Status.FINISHED
@@ -71,8 +72,8 @@ def test_allocate_extend_free(benchmark: BenchmarkFixture, report: Report, case:
     allocator.check()
     stats = allocator.stats()
     assert stats.num_free == 256
-    assert (stats.num_evictions > 0) == shared
-    per_block(benchmark, report, f"come, grow, go; {case}", WHOLE // SIZE)
+    assert (stats.num_evictions > 0) == (case != "no cache")
+    per_block(benchmark, report, f"come, {'grow, ' if prompt < WHOLE else ''}go; {case}", WHOLE // SIZE)
 
 
 @pytest.mark.benchmark(group="allocator, targeted: prefix lookup of 4,096 tokens")
