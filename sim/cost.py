@@ -33,11 +33,12 @@ class Features(NamedTuple):
 
 
 def features_of(batch: Batch) -> Features:
-    """O(chunks)."""
-    pairs = batch.decodes.num_computed_tokens
+    """Of the batch's first step; O(chunks)."""
+    kv = batch.num_context_tokens + batch.num_new_tokens
+    pairs = kv
     for _, context, new, _ in batch.chunks:
-        pairs += new * context + new * (new + 1) // 2
-    return Features(batch.num_seqs, batch.num_new_tokens, batch.num_context_tokens + batch.num_new_tokens, pairs)
+        pairs += (new - 1) * context + new * (new - 1) // 2
+    return Features(batch.num_seqs, batch.num_new_tokens, kv, pairs)
 
 
 class StepModel(Protocol):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import isqrt
 from typing import TYPE_CHECKING
 
 from engine.core.batch import StepResult
 from sim.cost import Features, StepModel, features_of
+from sim.progression import steps_until, total
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch
+    from engine.core.decode_set import DecodeSet
     from engine.core.request import Request
 
 
@@ -23,33 +24,8 @@ def num_stop_computed(request: Request) -> int:
     return request.num_prompt_tokens + request.num_stop_tokens - 1
 
 
-def total(first: int, slope: int, num_steps: int) -> int:
-    """Duration of `num_steps` steps in arithmetic progression."""
-    return num_steps * first + slope * (num_steps * (num_steps - 1) // 2)
-
-
-def steps_until(first: int, slope: int, duration: int, most: int) -> int:
-    """Smallest number of steps, 1 to `most`, that together last `duration` or more; `most` if none does."""
-    if most * first + slope * (most * (most - 1) // 2) < duration:
-        return most
-    if first >= duration:
-        return 1
-    if not slope:
-        return -(-duration // first)
-    # slope/2 k^2 + (first - slope/2) k >= duration, solved in integers and corrected by at most one step.
-    b = 2 * first - slope
-    k = (isqrt(b * b + 8 * slope * duration) - b) // (2 * slope)
-    if k * first + slope * (k * (k - 1) // 2) < duration:
-        k += 1
-    elif (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
-        k -= 1
-    return k
-
-
 class CostExecutor:
     """Answers from a step-time model, with forced output lengths. Time is integer picoseconds."""
-
-    max_steps = 1 << 40
 
     def __init__(self, model: StepModel, *, copy_block_ps: int = 0) -> None:
         """`copy_block_ps`: time to copy one block on the device, added to the step that needs it."""
@@ -57,15 +33,8 @@ class CostExecutor:
         self._copy_block_ps = copy_block_ps
         self._stops: list[tuple[int, int, Request]] = []
         """(decode clock at the last step, order, request); entries of requests that left are dropped on sight."""
-        self._noted: Batch | None = None
-        self._stop_clock = NEVER
-
-    def _note(self, batch: Batch) -> None:
-        """Books the stops of requests that began to decode, and finds the next stop."""
-        self._noted = batch
-        for request in batch.joined:
-            heappush(self._stops, (num_stop_computed(request) - request.base, request.order, request))
-        self._stop_clock = self._next_stop()
+        self._ahead: tuple[Features, int, int | None, list[int] | None] | None = None
+        """What `horizon` found for the next step: features, first duration, slope, durations."""
 
     def _next_stop(self) -> int:
         """Decode clock at which the first decoding request stops; far away if none decodes."""
@@ -78,51 +47,70 @@ class CostExecutor:
             heappop(stops)
         return NEVER
 
-    def steps_to_stop(self, batch: Batch) -> int:
-        """O(log n) amortised."""
-        if self._noted is not batch:
-            self._note(batch)
-        return self._stop_clock - batch.clock + 1
-
-    def submit(self, batch: Batch, max_steps: int = 1, until: int | None = None) -> StepResult:
-        """Answers at once."""
-        if self._noted is not batch:
-            self._note(batch)
-        features = features_of(batch)
+    def horizon(self, decodes: DecodeSet, until: int | None, end: int | None) -> int:
+        """O(log n) amortised, plus one evaluation of the model (one a step where it has knees)."""
+        steps = self._next_stop() - decodes.clock
+        seqs = len(decodes.members)
+        kv = decodes.sum_base + seqs * (decodes.clock + 1)
+        features = Features(seqs, seqs, kv, kv)
         first = self._model.duration(features)
-        if batch.copies:
-            first += self._copy_block_ps * len(batch.copies)
-        if max_steps == 1:
-            return StepResult(1, first, self._stopped(batch, 1), first)
         slope = self._model.slope(features)
+        durations = None
         if slope is None:
-            durations = self._durations(features, first, max_steps, until)
+            durations = self._durations(features, first, steps, until, end)
             steps = len(durations)
-            return StepResult(steps, sum(durations), self._stopped(batch, steps), first, 0, durations)
-        steps = max_steps if until is None else steps_until(first, slope, until, max_steps)
-        return StepResult(steps, total(first, slope, steps), self._stopped(batch, steps), first, slope)
+        else:
+            if until is not None:
+                steps = steps_until(first, slope, until, steps)
+            if end is not None and total(first, slope, steps) > end:
+                steps = max(steps_until(first, slope, end + 1, steps) - 1, 1)
+        self._ahead = features, first, slope, durations
+        return steps
 
-    def _durations(self, features: Features, first: int, max_steps: int, until: int | None) -> list[int]:
-        seqs = features.num_seqs
-        durations, elapsed = [first], first
-        for step in range(1, max_steps):
+    def submit(self, batch: Batch) -> StepResult:
+        """Answers at once."""
+        features, steps = features_of(batch), batch.num_steps
+        ahead, self._ahead = self._ahead, None
+        stopped = self._stopped(batch, batch.clock + steps - 1)
+        self._note(batch)
+        if steps == 1:
+            first = self._model.duration(features) + self._copy_block_ps * len(batch.copies)
+            return StepResult(1, first, stopped, first)
+        assert ahead is not None and ahead[0] == features, f"a run of {steps} steps that nobody asked for: {features}"
+        _, first, slope, durations = ahead
+        if durations is not None:
+            return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
+        assert slope is not None
+        return StepResult(steps, total(first, slope, steps), stopped, first, slope)
+
+    def _note(self, batch: Batch) -> None:
+        """Requests that sampled their first token, or one after a pause, decode from the next step on."""
+        for request, _, _, completes in batch.chunks:
+            if completes:
+                left = num_stop_computed(request) - request.computed
+                if left:
+                    heappush(self._stops, (batch.clock + left, request.order, request))
+
+    def _durations(self, features: Features, first: int, steps: int, until: int | None, end: int | None) -> list[int]:
+        """Step by step, as far as `horizon` goes."""
+        seqs, durations, elapsed = features.num_seqs, [first], first
+        for step in range(1, steps):
             if until is not None and elapsed >= until:
                 break
-            grown = features._replace(
-                num_kv_tokens=features.num_kv_tokens + step * seqs,
-                num_attended_pairs=features.num_attended_pairs + step * seqs,
-            )
-            durations.append(self._model.duration(grown))
-            elapsed += durations[-1]
+            kv = features.num_kv_tokens + step * seqs
+            duration = self._model.duration(Features(seqs, seqs, kv, kv))
+            elapsed += duration
+            if end is not None and elapsed > end:
+                break
+            durations.append(duration)
         return durations
 
-    def _stopped(self, batch: Batch, steps: int) -> list[Request]:
+    def _stopped(self, batch: Batch, clock: int) -> list[Request]:
+        """Requests whose last step is the one at decode clock `clock`."""
         stopped = []
         for request, _, _, completes in batch.chunks:
             if completes and request.computed == num_stop_computed(request):
                 stopped.append(request)
-        last = batch.clock + steps - 1
-        while self._stop_clock == last:
+        while self._stops and self._stops[0][0] <= clock and self._next_stop() == clock:
             stopped.append(heappop(self._stops)[2])
-            self._stop_clock = self._next_stop()
         return stopped

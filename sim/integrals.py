@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sim.progression import steps_until
+
 STATE = ("seqs", "tokens", "used", "internal", "extra", "asked", "true_total", "hole", "short", "spare", "largest")
 """State variables, slots but for `seqs` (running requests).
 
@@ -121,9 +123,28 @@ class Integrals:
             state[SHORT] -= used
 
     def add_progression(self, start: int, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
-        """The same for durations in arithmetic progression; closed form where no edge falls into the run."""
-        if start + steps * first + slope * (steps * (steps - 1) // 2) >= self._edge:
-            self.add_run(start, range(first, first + slope * steps, slope) if slope else [first] * steps, state, growth)
-            return
-        emitted = state[SEQS] * steps
-        self._log.add(self._segment, first, slope, steps, emitted, emitted, state, growth)
+        """The same for durations in arithmetic progression, in closed form between edges."""
+        end = start + steps * first + slope * (steps * (steps - 1) // 2)
+        while end >= self._edge and steps:
+            before = steps_until(first, slope, self._edge - start, steps) - 1
+            if before:
+                self._log_progression(first, slope, before, state, growth)
+            for step in range(before):
+                self._grow(state, growth, step)
+            start += before * first + slope * (before * (before - 1) // 2)
+            first += before * slope
+            self.add_step(start, first, state, state[SEQS], state[SEQS])
+            start += first
+            first += slope
+            steps -= before + 1
+            if steps:
+                self._grow(state, growth, before)
+                growth = Growth(*(part[before + 1 :] for part in growth))
+        if steps:
+            self._log_progression(first, slope, steps, state, growth)
+
+    def _log_progression(self, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
+        tokens = state[SEQS] * steps
+        if len(growth[0]) >= steps:
+            growth = Growth(*(part[: steps - 1] for part in growth))
+        self._log.add(self._segment, first, slope, steps, tokens, tokens, state, growth)

@@ -7,6 +7,7 @@ from the step on in which it takes its last block. That step is known when it be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,17 +16,24 @@ if TYPE_CHECKING:
     from engine.core.request import Request
 
 
+NEVER = 1 << 62
+"""A decode clock beyond every run."""
+
+
 class LastBlocks:
     """`empty_slots`: slots behind the last token in blocks that are held now."""
 
-    __slots__ = ("_block_size", "_final_tokens", "_tails", "calendar", "empty_slots")
+    __slots__ = ("_block_size", "_final_tokens", "_calendar", "_clocks", "_tails", "empty_slots", "next_clock")
 
     def __init__(self, block_size: int, final_tokens: Callable[[Request], int]) -> None:
         self._block_size = block_size
         self._final_tokens = final_tokens
         self._tails: dict[Request, int] = {}
-        self.calendar: dict[int, list[Request]] = {}
+        self._calendar: dict[int, list[Request]] = {}
         """Decoding requests by the decode clock at which they take their last block; stale entries are harmless."""
+        self._clocks: list[int] = []
+        self.next_clock = NEVER
+        """Earliest entry of the calendar."""
         self.empty_slots = 0
 
     def _from(self, request: Request) -> tuple[int, int]:
@@ -35,28 +43,39 @@ class LastBlocks:
         return (blocks - 1) * size + 1, blocks * size - final
 
     def scheduled(self, batch: Batch) -> None:
-        """Last blocks taken in this step; those that decoding will take later go into the calendar."""
-        for chunk in batch.chunks:
-            request = chunk.request
+        """Last blocks taken in the batch's first step."""
+        for request, _, _, _ in batch.chunks:
             start, tail = self._from(request)
             if request.computed >= start and request not in self._tails:
                 self._begin(request, tail)
-        for request in batch.joined:
-            if request not in self._tails:
-                start, _ = self._from(request)
-                self.calendar.setdefault(max(start - request.base, batch.clock), []).append(request)
-        if batch.clock in self.calendar:
-            self._take_due(batch.decodes, batch.clock)
+        while self.next_clock <= batch.clock:
+            self._take_due(batch.decodes)
+
+    def follow(self, request: Request) -> None:
+        """The request decodes from the next step on: notes when it will take its last block."""
+        if request not in self._tails:
+            assert request.decoding is not None
+            start, _ = self._from(request)
+            self._note(max(start - request.base, request.decoding.clock + 1), request)
+
+    def _note(self, clock: int, request: Request) -> None:
+        requests = self._calendar.get(clock)
+        if requests is not None:
+            requests.append(request)
+            return
+        self._calendar[clock] = [request]
+        heappush(self._clocks, clock)
+        self.next_clock = self._clocks[0]
 
     def run(self, batch: Batch, steps: int) -> Sequence[int]:
         """Slots that begin to be empty with each further step of a run; () for none."""
-        calendar, first = self.calendar, batch.clock + 1
-        due = [clock for clock in range(first, first + steps - 1) if clock in calendar] if calendar else ()
-        if not due:
+        end = batch.clock + steps
+        if self.next_clock >= end:
             return ()
         begun = [0] * (steps - 1)
-        for clock in due:
-            begun[clock - first] = self._take_due(batch.decodes, clock)
+        while self.next_clock < end:
+            step = self.next_clock - batch.clock - 1
+            begun[step] = self._take_due(batch.decodes)
         return begun
 
     def drop(self, request: Request) -> None:
@@ -67,10 +86,12 @@ class LastBlocks:
         self._tails[request] = tail
         self.empty_slots += tail
 
-    def _take_due(self, decodes: DecodeSet, clock: int) -> int:
-        """Requests that take their last block when the decode clock reaches `clock`; the slots that stay empty."""
+    def _take_due(self, decodes: DecodeSet) -> int:
+        """Requests that take their last block when the decode clock reaches `next_clock`; the slots left empty."""
+        clock = heappop(self._clocks)
+        self.next_clock = self._clocks[0] if self._clocks else NEVER
         before = self.empty_slots
-        for request in self.calendar.pop(clock):
+        for request in self._calendar.pop(clock):
             start, tail = self._from(request)
             reached = request.decoding is decodes and start - request.base <= clock
             if reached and request not in self._tails:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
 from sim import integrals as at
-from sim.cost_executor import steps_until, total
 from sim.integrals import NO_GROWTH, Growth, Integrals
 from sim.last_blocks import LastBlocks
+from sim.progression import steps_until, total
 from sim.rows import Progress, RequestRow
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class Recorder:
         self._true_sum = 0
         self._last_blocks = LastBlocks(self._block_size, final_tokens)
         self._stats: AllocatorStats = self._allocator.stats()
-        self._state: list[int] = []
 
     @property
     def num_steps(self) -> int:
@@ -76,18 +75,18 @@ class Recorder:
 
     @property
     def next_snapshot(self) -> int | None:
-        """When the next picture is due: at the first step boundary at or after that. None if no more are."""
+        """When the next picture is due: at the first step boundary at or after that, of a batch that is a single step.
+        None if no more are."""
         return self._snapshot_times[-1] if self._snapshot_times else None
 
     # events -------------------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request) -> None:
         """The request has joined the queue."""
-        self._progress[request] = Progress()
         self.wait_starts.append(request.arrival)
 
-    def scheduled(self, now: int, batch: Batch) -> None:
-        """Reads the state that holds from `now` on."""
+    def moved(self, now: int, batch: Batch) -> None:
+        """Requests that left or joined the running ones in a batch."""
         for request, lost in batch.preempted:
             self._drop(request)
             progress = self._progress[request]
@@ -96,21 +95,67 @@ class Recorder:
             self.wait_starts.append(now)
         for request, hits, resumed in batch.admitted:
             self._take(now, request, hits, resumed)
-        if self._pages and not (batch.steady and batch.clock not in self._last_blocks.calendar and not batch.joined):
+
+    def record(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
+        """A batch, from its schedule at `start` to its result; called before `scheduler.update`. `next_arrival`: when
+        the next request will wait."""
+        if batch.preempted or batch.admitted:
+            self.moved(start, batch)
+        if self._pages and (batch.chunks or batch.clock >= self._last_blocks.next_clock):
             self._last_blocks.scheduled(batch)
-        if self._snapshot_times and now >= self._snapshot_times[-1]:
-            self._snapshot(now)
-        self._stats = self._allocator.stats()
-        self._state = self._read(batch)
+        if self._snapshot_times and start >= self._snapshot_times[-1]:
+            self._snapshot(start)
+        self.num_turns += 1
+        if batch.copies:
+            self.num_copied_blocks += len(batch.copies)
+        self._add(start, batch, result)
+        if batch.head_refusal is not None:
+            self._block_head(start, batch, result, next_arrival)
+
+    def _add(self, start: int, batch: Batch, result: StepResult) -> None:
+        before, stats = self._stats, self._allocator.stats()
+        self._stats = stats
+        if batch.num_steps == 1:
+            state = self._read(batch, stats, 0, stats.num_free - stats.num_cached_free)
+            emitted = len(batch.decodes.members)
+            for chunk in batch.chunks:
+                emitted += chunk.completes
+            if self.steps is not None:
+                self._record_step(start, batch, result, state)
+            self.integrals.add_step(start, result.duration, state, emitted, batch.num_new_tokens)
+            return
+        state, growth = self._read_run(batch, before, stats)
+        if result.durations is None:
+            self.integrals.add_progression(start, result.first, result.slope, batch.num_steps, state, growth)
+        else:
+            self.integrals.add_run(start, result.durations, state, growth)
+
+    def _read_run(self, batch: Batch, before: AllocatorStats, stats: AllocatorStats) -> tuple[list[int], Growth]:
+        """The state in a run's first step, and what its further steps add; the pool holds all of them already."""
+        spare = stats.num_free - stats.num_cached_free
+        if not self._pages:
+            return self._read(batch, stats, 0, spare), NO_GROWTH
+        first, further = batch.growth[0], batch.growth[1:]
+        later = sum(further)
+        unspared: Sequence[int] = ()
+        if self._caches:
+            # Empty blocks go first, so evictions tell how many of the blocks taken were empty ones.
+            empty = first + later - (stats.num_evictions - before.num_evictions)
+            spare += empty - min(first, empty)
+            if spare:
+                unspared = _first_come(further, spare)
+        state = self._read(batch, stats, later, spare)
+        return state, Growth(further, self._last_blocks.run(batch, batch.num_steps), unspared)
 
     def _take(self, now: int, request: Request, hits: int, resumed: bool) -> None:
-        progress = self._progress[request]
-        progress.start = hits
         if resumed:
+            progress = self._progress[request]
             progress.preempted += now - progress.preempted_at
         else:
+            progress = self._progress[request] = Progress()
             progress.first_scheduled = now
             progress.hits = hits
+        progress.start = hits
         self._final_sum += self._final_tokens(request)
         self._true_sum += request.num_prompt_tokens + request.num_stop_tokens
         self.wait_ends.append(now)
@@ -133,18 +178,19 @@ class Recorder:
 
     # state --------------------------------------------------------------------------------------------------------
 
-    def _read(self, batch: Batch) -> list[int]:
-        """The state vector in the order of `sim.integrals.STATE`."""
-        free, cached, referenced, _, extra, asked, largest, _, _ = self._stats
+    def _read(self, batch: Batch, stats: AllocatorStats, later: int, spare: int) -> list[int]:
+        """The state vector in the order of `sim.integrals.STATE`; `later` of the referenced blocks are not taken yet
+        in the batch's first step, `spare` blocks are free and empty in it."""
+        free, _, referenced, _, extra, asked, largest, _, _ = stats
         size, num_running = self._block_size, len(self._scheduler.running)
         tokens = batch.num_context_tokens + batch.num_new_tokens
         if num_running != batch.num_seqs:
             tokens += self._idle_tokens(batch)
-        used = referenced * size
+        used = (referenced - later) * size
         hole = short = 0
         if batch.head_refusal is not None:
             hole = free * size if batch.head_refusal.reason is Reason.NO_HOLE else 0
-            short = 0 if hole else free * size
+            short = 0 if hole else (free + later) * size
         return [
             num_running,
             tokens,
@@ -155,7 +201,7 @@ class Recorder:
             self._true_sum if asked else 0,
             hole,
             short,
-            (free - cached) * size if self._caches else 0,
+            spare * size if self._caches else 0,
             0 if self._pages else largest * size,
         ]
 
@@ -182,40 +228,10 @@ class Recorder:
         state[at.LARGEST] = 0 if self._pages else stats.largest_free_extent * size
         self.integrals.add_idle(start, end, state)
 
-    def elapsed(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
-        """The batch's steps have passed; called before `scheduler.update`. `next_arrival`: the first that will wait."""
-        steps = result.num_steps
-        self.num_turns += 1
-        if batch.copies:
-            self.num_copied_blocks += len(batch.copies)
-        if self.steps is not None:
-            self._record_step(start, batch, result)
-        if steps == 1:
-            emitted = len(batch.decodes) + sum(chunk.completes for chunk in batch.chunks)
-            self.integrals.add_step(start, result.duration, self._state, emitted, batch.num_new_tokens)
-        else:
-            growth = self._growth(batch, steps)
-            if result.durations is None:
-                self.integrals.add_progression(start, result.first, result.slope, steps, self._state, growth)
-            else:
-                self.integrals.add_run(start, result.durations, self._state, growth)
-        if batch.head_refusal is not None:
-            self._block_head(start, batch, result, next_arrival)
-
-    def _growth(self, batch: Batch, steps: int) -> Growth:
-        """Crossings, last blocks and spare blocks of the run's further steps."""
-        if not self._pages:
-            return NO_GROWTH
-        used = batch.decodes.growth_counts(steps - 1)
-        spares: Sequence[int] = ()
-        if self._caches and self._stats.num_free > self._stats.num_cached_free:
-            spares = self._allocator.spares_taken(used)  # type: ignore[attr-defined]
-        return Growth(used, self._last_blocks.run(batch, steps), spares)
-
-    def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int | None) -> None:
+    def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         end = start + result.duration
         if batch.num_waiting < 2:
-            if next_arrival is None or next_arrival >= end:
+            if next_arrival >= end:
                 return
             start += self._elapsed_at(result, next_arrival - start)
         if start < end:
@@ -236,22 +252,24 @@ class Recorder:
                 break
         return elapsed
 
-    def _record_step(self, start: int, batch: Batch, result: StepResult) -> None:
+    def _record_step(self, start: int, batch: Batch, result: StepResult, state: list[int]) -> None:
         assert self.steps is not None
         refused = -1 if batch.head_refusal is None else int(batch.head_refusal.reason)
         self.steps.append(
-            (start, result.duration, batch.num_new_tokens, batch.num_waiting, len(batch.preempted), refused, *self._state)
+            (start, result.duration, batch.num_new_tokens, batch.num_waiting, len(batch.preempted), refused, *state)
         )
 
     # ends ---------------------------------------------------------------------------------------------------------
 
     def updated(self, now: int, batch: Batch, finished: Sequence[Request]) -> None:
         """First tokens and finishes at `now`, the end of the step; called after `scheduler.update`."""
-        for chunk in batch.chunks:
-            if chunk.completes:
-                progress = self._progress[chunk.request]
+        for request, _, _, completes in batch.chunks:
+            if completes:
+                progress = self._progress[request]
                 if progress.first_token < 0:
                     progress.first_token = now
+                if self._pages and request.decoding is not None:
+                    self._last_blocks.follow(request)
         for request in finished:
             self._drop(request)
             progress = self._progress.pop(request)
@@ -269,4 +287,18 @@ class Recorder:
             if request in self._scheduler.running:
                 progress.recount(request.num_computed_tokens)
             self.rows.append(progress.row(request, "unfinished", -1))
+        for request in self._scheduler.waiting:
+            if request not in self._progress:
+                self.turn_away(request, "unfinished")
         self.rows.sort()
+
+
+def _first_come(counts: Sequence[int], amount: int) -> Sequence[int]:
+    """What each gets of `amount`, first come first served."""
+    if amount >= sum(counts):
+        return counts
+    shares = []
+    for count in counts:
+        shares.append(min(count, amount))
+        amount -= shares[-1]
+    return shares

@@ -7,15 +7,16 @@ inside SimPy decides nothing.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import simpy
 
-from engine.core.step import Cut, longest_run
+from engine.core.step import Cut, horizon
 
 if TYPE_CHECKING:
-    from engine.core.batch import Batch, StepResult
+    from engine.core.batch import Batch
     from engine.core.executor import Executor
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_FRUITLESS_PREEMPTIONS = 1_000
 """Preemptions of one request without a new token in between that count as livelock."""
+
+
+NEVER = 1 << 100
+"""A picosecond that does not come."""
 
 
 class Livelock(RuntimeError):
@@ -37,12 +42,12 @@ class Arrivals:
         self._scheduler = scheduler
         self._recorder = recorder
         self._next: Request | None = None
-        self.next_time: int | None = None
-        """When the next request arrives; None after the last."""
+        self.next_time: int = NEVER
+        """When the next request arrives; NEVER after the last."""
         self._pull()
 
     def _pull(self) -> None:
-        self._next = self.next_time = None
+        self._next, self.next_time = None, NEVER
         for request in self._requests:
             if not self._scheduler.refuses_forever(request):
                 self._next, self.next_time = request, request.arrival
@@ -92,68 +97,70 @@ class Replay:
         """Replays to the end and returns the last picosecond of simulated time."""
         env = simpy.Environment()
         server = env.process(self._serve(env))
-        env.run(until=server)
-        now = int(env.now) if self._end is None else min(int(env.now), self._end)
+        collecting = gc.isenabled()
+        gc.disable()  # a replay makes no cycles, and hundreds of thousands of objects that live to its end
+        try:
+            now = int(env.run(until=server))
+        finally:
+            if collecting:
+                gc.enable()
         self._arrivals.drain()
         self._recorder.close(now)
         return now
 
-    def _serve(self, env: simpy.Environment) -> Generator[simpy.Event, object, None]:
+    def _serve(self, env: simpy.Environment) -> Generator[simpy.Event, object, int]:
+        """The server: its own time runs ahead of the environment's while no other event is due before it."""
         scheduler, recorder, arrivals = self._scheduler, self._recorder, self._arrivals
-        turns = 0
-        while True:
-            now = int(env.now)
-            if self._end is not None and now >= self._end:
-                return
-            due = arrivals.next_time
-            if due is not None and due <= now:
+        end = NEVER if self._end is None else self._end
+        peek, on_turn = env.peek, self._on_turn
+        now = int(env.now)
+        while now < end:
+            if arrivals.next_time <= now:
                 arrivals.enqueue_until(now)
             if not scheduler.running and not scheduler.waiting:
-                wake = self._wake(arrivals.next_time)
-                if wake is None:
-                    return
+                wake = min(arrivals.next_time, end)
+                if wake == NEVER:
+                    return now
                 recorder.idle(now, wake)
-                yield env.timeout(wake - now)
-                continue
-            batch = scheduler.schedule()
-            recorder.scheduled(now, batch)
-            if batch.preempted or not batch.num_seqs:
-                self._watch_progress(batch)
-                if not batch.num_seqs:
-                    continue
-            self._stuck = 0
-            result = self._submit(now, batch)
-            recorder.elapsed(now, batch, result, arrivals.next_time)
-            turns += 1
-            if self._on_turn is not None and not turns & 1023:
-                self._on_turn(now)
-            yield env.timeout(result.duration)
-            if self._end is not None and now + result.duration > self._end:
-                return
-            finished = scheduler.update(batch, result)
-            recorder.updated(now + result.duration, batch, finished)
+                now = wake
+            else:
+                batch = scheduler.schedule(self._horizon(now, end))
+                if batch.preempted or not batch.num_seqs:
+                    self._watch_progress(batch)
+                    if not batch.num_seqs:
+                        recorder.moved(now, batch)
+                        continue
+                self._stuck = 0
+                result = self._executor.submit(batch).result()
+                recorder.record(now, batch, result, arrivals.next_time)
+                now += result.duration
+                if now > end:
+                    return end
+                recorder.updated(now, batch, scheduler.update(batch, result))
+                if on_turn is not None and not recorder.num_turns & 1023:
+                    on_turn(now)
+            if peek() <= now:
+                yield env.timeout(now - int(env.now))
+        return now
 
-    def _wake(self, arrival: int | None) -> int | None:
-        if arrival is None or self._end is None:
-            return self._end if arrival is None and self._end is not None else arrival
-        return min(arrival, self._end)
-
-    def _submit(self, now: int, batch: Batch) -> StepResult:
-        """Runs the batch up to the next arrival that may matter, or up to the cut."""
-        until: int | None = None
-        if self._scheduler.arrival_matters():
-            until = self._arrivals.next_time
-        if self._end is not None:
-            until = self._end if until is None else min(until, self._end)
+    def _horizon(self, now: int, end: int) -> int:
+        """How many equal steps to ask for: up to the next arrival that may matter, the next picture, or the cut."""
+        scheduler = self._scheduler
+        if not scheduler.may_run_on:
+            return 1
+        until = self._arrivals.next_time if scheduler.arrival_matters() else NEVER
         pictured = self._recorder.next_snapshot
-        if pictured is not None and (until is None or pictured < until):
-            until = pictured
-        relative = None if until is None else until - now
-        steps = longest_run(self._scheduler, self._executor, batch, self._cut)
-        result = self._executor.submit(batch, steps, relative).result()
-        if self._end is not None and result.num_steps > 1 and now + result.duration > self._end:
-            return _without_last_step(result)
-        return result
+        if pictured is not None:
+            if pictured <= now:
+                return 1
+            until = min(until, pictured)
+        return horizon(
+            scheduler,
+            self._executor,
+            until=None if until == NEVER else until - now,
+            end=None if end == NEVER else end - now,
+            cut=self._cut,
+        )
 
     def _watch_progress(self, batch: Batch) -> None:
         """Raises where a broken scheduler or allocator would spin for ever."""
@@ -168,11 +175,3 @@ class Replay:
             self._fruitless[request] = (request.num_tokens, count)
             if count > MAX_FRUITLESS_PREEMPTIONS:
                 raise Livelock(f"{request} was preempted {count} times without a new token")
-
-
-def _without_last_step(result: StepResult) -> StepResult:
-    """The run up to the step that a cut falls into; that one is decided again, alone."""
-    steps = result.num_steps - 1
-    last = result.durations[steps] if result.durations is not None else result.first + result.slope * steps
-    durations = None if result.durations is None else result.durations[:steps]
-    return result._replace(num_steps=steps, duration=result.duration - last, stopped=(), durations=durations)

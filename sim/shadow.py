@@ -16,6 +16,7 @@ from sim.cost_executor import CostExecutor
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
     from engine.core.batch import Batch, StepResult
+    from engine.core.decode_set import DecodeSet
 
 PS_PER_MS = 10**9
 MILLISECOND_STEPS = LinearModel(base_ps=PS_PER_MS, per_seq_ps=0, per_kv_token_ps=0, per_extra_token_ps=0)
@@ -24,8 +25,6 @@ MILLISECOND_STEPS = LinearModel(base_ps=PS_PER_MS, per_seq_ps=0, per_kv_token_ps
 class ShadowExecutor:
     """Durations and stops of a `CostExecutor`; each scheduled token is written, each token of the batch read back."""
 
-    max_steps = 1
-
     def __init__(self, allocator: KVAllocator, model: StepModel | None = None, *, copy_block_ps: int = 0) -> None:
         """`model`: how long steps take; None: a millisecond each. `copy_block_ps` as the cost model's executor has."""
         self._allocator = allocator
@@ -33,21 +32,21 @@ class ShadowExecutor:
         self._memory = ShadowMemory(allocator.num_blocks, allocator.block_size)
         self._num_steps = 0
 
-    def submit(self, batch: Batch, max_steps: int = 1, until: int | None = None) -> StepResult:
+    def horizon(self, decodes: DecodeSet, until: int | None, end: int | None) -> int:
+        """A step at a time: every token is touched."""
+        return 1
+
+    def submit(self, batch: Batch) -> StepResult:
         """One step. ContractViolation, with the step and the request, at the first token that is not its own."""
         self._num_steps += 1
         try:
             self._run(batch)
         except ContractViolation as error:
             raise ContractViolation(f"step {self._num_steps}: {error}") from error
-        result = self._cost.submit(batch, 1, until)
+        result = self._cost.submit(batch)
         for request in result.stopped:
             self._memory.forget(request)
         return result
-
-    def steps_to_stop(self, batch: Batch) -> int:
-        """As the cost model's executor says."""
-        return self._cost.steps_to_stop(batch)
 
     def _run(self, batch: Batch) -> None:
         """Copies, then all writes, then all reads: a block may be shared in the step that fills it."""

@@ -28,7 +28,7 @@ from sim.integrals import (
     Growth,
 )
 
-FLUSH_TURNS = 4_096
+FLUSH_TURNS = 1_024
 LARGE = float(1 << 61)
 """Sums that may come near this are not left to 64 bits."""
 SPLIT_BITS = 22
@@ -64,15 +64,22 @@ class TurnLog:
         turns = self._turns
         turns += (segment, first, slope, steps, emitted, computed, *state)
         if growth is not NO_GROWTH:
+            used, internal, unspared = growth
             turn = len(turns) // (_FIXED + WIDTH) - 1
-            for column, changes in zip((USED, INTERNAL, SPARE), growth, strict=True):
-                if changes:
-                    at, lengths, values = self._changes[column]
-                    at.append(turn)
-                    lengths.append(len(changes))
-                    values += changes
+            if used:
+                self._change(USED, turn, used)
+            if internal:
+                self._change(INTERNAL, turn, internal)
+            if unspared:
+                self._change(SPARE, turn, unspared)
         if len(turns) > FLUSH_TURNS * (_FIXED + WIDTH):
             self.flush()
+
+    def _change(self, column: int, turn: int, changes: Sequence[int]) -> None:
+        at, lengths, values = self._changes[column]
+        at.append(turn)
+        lengths.append(len(changes))
+        values += changes
 
     def flush(self) -> None:
         """Sums what is logged into the rows."""

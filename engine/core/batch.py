@@ -41,10 +41,10 @@ class Preemption(NamedTuple):
 
 
 class Batch:
-    """One step, decided: frozen until `scheduler.update(batch, result)`.
+    """One step, or several equal ones, decided: frozen until `scheduler.update(batch, result)`.
 
-    Decoding requests are given as the live `DecodeSet` (one new token each, already counted in its clock), everything
-    else as chunks; `items()` spells both out in running order for executors that touch every request.
+    Decoding requests are given as the live `DecodeSet` (one new token each and step, already counted in its clock),
+    everything else as chunks; `items()` spells both out in running order for executors that touch every request.
     """
 
     __slots__ = (
@@ -54,11 +54,12 @@ class Batch:
         "copies",
         "decodes",
         "grants",
+        "growth",
         "head_refusal",
-        "joined",
         "num_context_tokens",
         "num_new_tokens",
         "num_seqs",
+        "num_steps",
         "num_waiting",
         "preempted",
         "steady",
@@ -68,7 +69,6 @@ class Batch:
         self,
         decodes: DecodeSet,
         chunks: Sequence[Chunk],
-        joined: Sequence[Request] = (),
         admitted: Sequence[Admission] = (),
         preempted: Sequence[Preemption] = (),
         copies: Sequence[tuple[int, int]] = (),
@@ -78,10 +78,8 @@ class Batch:
     ) -> None:
         self.decodes = decodes
         self.clock = decodes.clock
-        """Decode clock with this step counted: a member's tokens up to `base + clock` are computed after it."""
+        """Decode clock with the first step counted: a member's tokens up to `base + clock` are computed after it."""
         self.chunks = chunks
-        self.joined = joined
-        """Requests that decode for the first time in this batch (or again after a pause)."""
         self.admitted = admitted
         self.preempted = preempted
         self.copies = copies
@@ -100,11 +98,15 @@ class Batch:
             self.num_context_tokens += context
         self.steady = not (chunks or admitted or preempted or grants) and num_decodes > 0
         """Whether nothing but decoding happened, so that the next step may be the same again."""
+        self.num_steps = 1
+        """Equal steps that this batch stands for; memory for all of them is taken."""
+        self.growth: Sequence[int] = ()
+        """Blocks newly taken in each of several steps, the first included; () for a single one."""
 
     def items(self) -> Iterator[tuple[Request, int, int]]:
         """(request, context tokens, new tokens) in running order; O(batch log batch)."""
         rows = [(c.request.order, c.request, c.num_context_tokens, c.num_new_tokens) for c in self.chunks]
-        rows += [(r.order, r, r.num_computed_tokens - 1, 1) for r in self.decodes.members]
+        rows += [(r.order, r, r.base + self.clock - 1, 1) for r in self.decodes.members]
         rows.sort(key=lambda row: row[0])
         return ((request, context, new) for _, request, context, new in rows)
 

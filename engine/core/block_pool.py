@@ -198,14 +198,6 @@ class BlockPool:
         self._forget(block_ids)
         self.num_evictions = evictions
 
-    def spares_taken(self, counts: Sequence[int]) -> Sequence[int]:
-        """If `counts` blocks are taken step by step: how many of them hold no content, by step."""
-        spare, total = len(self._free.stack), sum(counts)
-        if not self.num_unhashed_back:
-            return counts if spare >= total else _first(counts, spare)
-        queue = iter(self._free.next_spares(total))
-        return [sum(islice(queue, count)) for count in counts]
-
     def reset(self) -> bool:
         """Forgets all cached content if no block is in use; else changes nothing and says False."""
         if self.num_free != self.capacity:
@@ -256,12 +248,3 @@ class BlockPool:
         assert len(cached) == self.num_cached_free, f"num_cached_free={self.num_cached_free}, queued {cached}"
         extra = sum(self._extra.values())
         assert extra == self.num_extra_references, f"extra references {self.num_extra_references} != counted {extra}"
-
-
-def _first(counts: Sequence[int], spare: int) -> list[int]:
-    """Shares of `spare` that each step gets, first come first served."""
-    shares = []
-    for count in counts:
-        shares.append(min(count, spare))
-        spare -= shares[-1]
-    return shares

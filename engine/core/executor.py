@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
+    from engine.core.decode_set import DecodeSet
 
 
 class Pending(Protocol):
@@ -19,14 +20,13 @@ class Pending(Protocol):
 class Executor(Protocol):
     """Runs batches in the order in which they are submitted. It never calls the scheduler."""
 
-    max_steps: int
-    """Most steps it can run in one submission; 1 for executors that touch every token."""
-
-    def submit(self, batch: Batch, max_steps: int = 1, until: int | None = None) -> Pending:
-        """Runs 1 to `max_steps` steps; ends with the first step in which a request stops, or whose end is `until` or
-        more after the batch's start. It alone knows the true output lengths (or samples until it meets a stop)."""
+    def horizon(self, decodes: DecodeSet, until: int | None, end: int | None) -> int:
+        """Equal steps that these requests may decode from here on, at least 1: up to and including the first in which
+        one of them stops (the executor alone knows the true lengths) or whose end is `until` or more away, and none,
+        after the first, that would end beyond `end`. Both are times from now. Executors that touch every token answer
+        1: they run a step at a time."""
         ...
 
-    def steps_to_stop(self, batch: Batch) -> int:
-        """Steps of this batch up to and including the first in which a request stops; at least 1."""
+    def submit(self, batch: Batch) -> Pending:
+        """Runs the batch's `num_steps` steps, of which only the last may stop a request."""
         ...

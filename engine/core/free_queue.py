@@ -63,15 +63,6 @@ class FreeQueue:
         """All ids, head first; O(free), for tests."""
         return self.stack[::-1] + [b for segment in self._segments for b in segment.queue()]
 
-    def next_spares(self, count: int) -> list[bool]:
-        """For the next `count` blocks to be handed out: whether they hold nothing."""
-        spares = [True] * min(count, len(self.stack))
-        for segment in self._segments:
-            if len(spares) >= count:
-                break
-            spares += [segment.held is Held.NOTHING] * len(segment.queue())
-        return spares[:count]
-
     def back(self) -> list[Segment]:
         """The segments, next to go first."""
         return list(self._segments)

@@ -68,6 +68,8 @@ class PagedAllocator:
         self.watermark_blocks = int(watermark * self.num_blocks)
         self.pool = BlockPool(capacity_blocks, freed_to=freed_to, record_events=record_events)
         self._max_model_len = max_model_len
+        # Cached and empty blocks then leave the free queue in any order, which only single steps follow exactly.
+        self._mixes = enable_caching and freed_to == "back"
         self.one_free_each = one_free_each
         self._tables: dict[Request, list[int]] = {}
 
@@ -96,6 +98,8 @@ class PagedAllocator:
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
         free = self.pool.num_free - self.one_free_each
+        if self._mixes:
+            return 0
         if watch is not None and requests.num_sharing:
             limit = min(limit, requests.steps_before_filling(watch, limit))
         size, members = self.block_size, len(requests.members)
@@ -228,10 +232,6 @@ class PagedAllocator:
         del self._tables[request]
         request.blocks = None
         request.num_hashed = 0
-
-    def spares_taken(self, counts: Sequence[int]) -> Sequence[int]:
-        """If `counts` blocks are taken step by step: how many of them hold no cached content, by step; pure."""
-        return self.pool.spares_taken(counts)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and no change, while any block is in use."""

@@ -42,7 +42,6 @@ class Scheduler:
         self.prefix = PrefixCounters()
         self._catching_up: list[Request] = []
         """Running requests that owe more than their last sampled token, in running order."""
-        self._joined: list[Request] = []
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._watch: Hashable = None
@@ -65,31 +64,34 @@ class Scheduler:
             not self.waiting or self.config.policy == "priority"
         )
 
+    @property
+    def may_run_on(self) -> bool:
+        """Whether the next batch can turn out steady: all that run decode."""
+        return not self._catching_up
+
     # one step -----------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Batch:
-        """Decides one step and takes its memory; computed tokens advance at once."""
-        joined: Sequence[Request] = ()
-        if self._joined:
-            joined, self._joined = [request for request in self._joined if request.decoding is not None], []
-        if not self.waiting and not self._catching_up and self._decode_in_bulk():
-            self.decodes.clock += 1
-            self._watch = None
-            return Batch(self.decodes, (), joined)
+    def schedule(self, horizon: int = 1) -> Batch:
+        """Decides one step and takes its memory; computed tokens advance at once.
+
+        If the step is steady (nothing but decoding: nobody admitted, preempted or catching up), the batch stands for as
+        many equal steps, at most `horizon`, as memory surely lasts and the queue's head surely stays refused.
+        """
+        self._watch = None
+        decodes = self.decodes
+        if not self.waiting and not self._catching_up:
+            steps = self._steps_in_bulk(horizon)
+            if steps:
+                return self._decode(steps)
+        first_growth = len(decodes.growing()) if decodes.period else 0
         step = _Step(self.config.max_num_batched_tokens)
         self._serve_running(step)
-        self.decodes.clock += 1
+        decodes.clock += 1
         chunks = [self._compute(request, count) for request, count in step.chunks.items()]
-        head_refusal = None
-        self._watch = None
-        if self.waiting and not step.preempted:
-            head_refusal = self._admit_waiting(step, chunks)
-        if step.preempted or self._catching_up:
-            joined = [request for request in joined if request.decoding is not None]
-        return Batch(
-            self.decodes,
+        head_refusal = self._admit_waiting(step, chunks) if self.waiting and not step.preempted else None
+        batch = Batch(
+            decodes,
             chunks,
-            joined,
             step.admitted,
             step.preempted,
             [pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
@@ -97,16 +99,35 @@ class Scheduler:
             head_refusal,
             len(self.waiting),
         )
+        if horizon > 1 and batch.steady and not self._catching_up:
+            self._go_on(batch, first_growth, self.allocator.free_run(decodes, horizon - 1, self._watch))
+        return batch
 
-    def _decode_in_bulk(self) -> bool:
-        """Gives every decoding request its token, if budget and memory surely suffice for all of them."""
+    def _steps_in_bulk(self, limit: int) -> int:
+        """Steps, at most `limit`, in which budget and memory surely suffice for every decoding request."""
         decodes, allocator = self.decodes, self.allocator
         if allocator.growth_tokens is None or len(decodes.members) > self.config.max_num_batched_tokens:
-            return False
-        if decodes.members and not allocator.free_run(decodes, 1):
-            return False
-        allocator.advance(decodes, 1)
-        return True
+            return 0
+        return allocator.free_run(decodes, limit) if decodes.members else 1
+
+    def _decode(self, steps: int) -> Batch:
+        """A batch of pure decode steps."""
+        decodes = self.decodes
+        growth = decodes.growth_counts(steps) if steps > 1 else ()
+        self.allocator.advance(decodes, steps)
+        decodes.clock += 1
+        batch = Batch(decodes, ())
+        batch.num_steps, batch.growth = steps, growth
+        decodes.clock += steps - 1
+        return batch
+
+    def _go_on(self, batch: Batch, first_growth: int, more: int) -> None:
+        """Lets a steady batch stand for `more` steps after the one that it was decided for."""
+        if more:
+            decodes = self.decodes
+            batch.num_steps, batch.growth = 1 + more, [first_growth, *decodes.growth_counts(more)]
+            self.allocator.advance(decodes, more)
+            decodes.clock += more
 
     def _compute(self, request: Request, count: int) -> Chunk:
         context = request.computed
@@ -117,7 +138,8 @@ class Scheduler:
         decodes, late = self.decodes, self._catching_up
         if not self._decodes_come_first(step):
             left = [request for request in list(self.running) if not self._serve(step, request)]
-        elif self._decode_in_bulk():
+        elif self._steps_in_bulk(1):
+            self.allocator.advance(decodes, 1)
             step.budget -= len(decodes)
             left = [request for request in list(late) if not self._serve(step, request)] if late else late
         else:
@@ -266,18 +288,9 @@ class Scheduler:
 
     # after the step -----------------------------------------------------------------------------------------------
 
-    def steady_limit(self, batch: Batch, limit: int) -> int:
-        """How many steps, at most `limit`, are surely this batch again (this one counted); pure."""
-        if limit <= 1 or not batch.steady or self._catching_up:
-            return 1
-        return 1 + self.allocator.free_run(self.decodes, limit - 1, self._watch)
-
     def update(self, batch: Batch, result: StepResult) -> list[Request]:
-        """Books what the batch did: further equal steps, sampled tokens, stops. The finished, in running order."""
+        """Books what the batch did: sampled tokens and stops. The finished requests, in running order."""
         decodes = self.decodes
-        if result.num_steps > 1:
-            self.allocator.advance(decodes, result.num_steps - 1)
-            decodes.clock += result.num_steps - 1
         decodes.sampled = decodes.clock
         for grant in batch.grants:
             self.allocator.settle(grant)
@@ -287,7 +300,6 @@ class Scheduler:
                 request.known += 1
                 self._catching_up.remove(request)
                 decodes.add(request)
-                self._joined.append(request)
         finished = sorted(result.stopped, key=_order) if len(result.stopped) > 1 else list(result.stopped)
         for request in finished:
             request.status = Status.FINISHED

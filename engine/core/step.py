@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine.core.scheduler import Scheduler
 
 Cut = Callable[[int], int]
-"""Shortens a run of equal steps: from the longest legal number of steps to any number from 1 to it."""
+"""Shortens a run of equal steps: from the longest that is worth asking for to any number from 1 to it."""
 
 
 def never_skip(num_steps: int) -> int:
@@ -28,17 +28,21 @@ class Stepped(NamedTuple):
     finished: list[Request]
 
 
-def longest_run(scheduler: Scheduler, executor: Executor, batch: Batch, cut: Cut | None = None) -> int:
-    """Steps that this batch may stand for: up to the next stop (the executor's knowledge) and the next decision of
-    the scheduler, whichever is first."""
-    if executor.max_steps == 1 or not batch.steady:
+def horizon(
+    scheduler: Scheduler, executor: Executor, *, until: int | None = None, end: int | None = None, cut: Cut | None = None
+) -> int:
+    """How many equal steps the next batch may stand for, should it turn out to be pure decoding.
+
+    The executor knows lengths and time; whether the batch is steady and memory lasts, `schedule` finds out.
+    """
+    if cut is never_skip or not scheduler.decodes.members:
         return 1
-    limit = scheduler.steady_limit(batch, min(executor.steps_to_stop(batch), executor.max_steps))
-    return limit if cut is None or limit == 1 else max(1, min(limit, cut(limit)))
+    steps = executor.horizon(scheduler.decodes, until, end)
+    return steps if cut is None or steps == 1 else max(1, min(steps, cut(steps)))
 
 
 def step(scheduler: Scheduler, executor: Executor, *, until: int | None = None, cut: Cut | None = None) -> Stepped:
     """One whole turn, for loops that need no look between its parts."""
-    batch = scheduler.schedule()
-    result = executor.submit(batch, longest_run(scheduler, executor, batch, cut), until).result()
+    batch = scheduler.schedule(horizon(scheduler, executor, until=until, cut=cut))
+    result = executor.submit(batch).result()
     return Stepped(batch, result, scheduler.update(batch, result))

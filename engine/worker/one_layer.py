@@ -21,6 +21,7 @@ from engine.core.content import TokenContent
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
     from engine.core.batch import Batch
+    from engine.core.decode_set import DecodeSet
     from engine.core.request import Request
 
 TOLERANCE = 1e-4
@@ -90,8 +91,6 @@ class _Written:
 class OneLayerExecutor:
     """Runs each batch through `OneLayer`, greedily, up to each request's forced length (`num_stop_tokens`)."""
 
-    max_steps = 1
-
     def __init__(
         self,
         allocator: KVAllocator,
@@ -118,7 +117,11 @@ class OneLayerExecutor:
 
     # the protocol -------------------------------------------------------------------------------------------------
 
-    def submit(self, batch: Batch, max_steps: int = 1, until: int | None = None) -> StepResult:
+    def horizon(self, decodes: DecodeSet, until: int | None, end: int | None) -> int:
+        """A step at a time: every token is computed."""
+        return 1
+
+    def submit(self, batch: Batch) -> StepResult:
         """One step; WrongOutput if a request that stops in it has not computed what it should have."""
         start_ns = time.perf_counter_ns()
         with torch.inference_mode():
@@ -132,11 +135,6 @@ class OneLayerExecutor:
         else:
             duration = self._duration_ps(batch)
         return StepResult(1, duration, stopped, duration, sampled=sampled)
-
-    def steps_to_stop(self, batch: Batch) -> int:
-        """Output tokens that the first request to stop still lacks."""
-        left = (r.num_stop_tokens - len(self._of(r).sampled) for r, _, _ in batch.items())
-        return max(min(left, default=1), 1)
 
     # one step -----------------------------------------------------------------------------------------------------
 

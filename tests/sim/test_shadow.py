@@ -10,6 +10,7 @@ import pytest
 
 from engine.core.contiguous import ContiguousAllocator
 from engine.core.paged import PagedAllocator
+from engine.core.decode_set import DecodeSet
 from engine.core.registry import make_allocator
 from engine.core.scheduler import Scheduler
 from engine.core.shadow import ContractViolation
@@ -86,7 +87,7 @@ def without_copies(original: Callable[..., Any], allocator: Any, *args: Any) -> 
 def test_without_a_model_every_step_takes_a_millisecond():
     case = random_case(3, "orca-max")
     executor = ShadowExecutor(make_allocator("orca-max", case.spec.pool))
-    assert executor.max_steps == 1
+    assert executor.horizon(DecodeSet(), None, None) == 1
     watched = play(case, executor=lambda allocator, model, **options: ShadowExecutor(allocator))
     assert all(row.finish % PS_PER_MS == row.first_scheduled % PS_PER_MS for row in watched.run.rows if row.finish > 0)
 

@@ -1,0 +1,28 @@
+"""Steps whose durations are in arithmetic progression: `first`, `first + slope`, `first + 2 slope`, ..."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+
+def total(first: int, slope: int, num_steps: int) -> int:
+    """Duration of `num_steps` steps in arithmetic progression."""
+    return num_steps * first + slope * (num_steps * (num_steps - 1) // 2)
+
+
+def steps_until(first: int, slope: int, duration: int, most: int) -> int:
+    """Smallest number of steps, 1 to `most`, that together last `duration` or more; `most` if none does."""
+    if most * first + slope * (most * (most - 1) // 2) < duration:
+        return most
+    if first >= duration:
+        return 1
+    if not slope:
+        return -(-duration // first)
+    # slope/2 k^2 + (first - slope/2) k >= duration, solved in integers and corrected by at most one step.
+    b = 2 * first - slope
+    k = (isqrt(b * b + 8 * slope * duration) - b) // (2 * slope)
+    if k * first + slope * (k * (k - 1) // 2) < duration:
+        k += 1
+    elif (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
+        k -= 1
+    return k
