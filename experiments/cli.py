@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +18,18 @@ from cyclopts import App, CycloptsError, Parameter
 from experiments import exits
 from experiments.flags import Flags, OutputFlags
 
-Json = Annotated[bool, Parameter(help="One strict JSON object on stdout.", negative=())]
-Overwrite = Annotated[bool, Parameter(help="Replace a file of that name.", negative=())]
+Json = Annotated[bool, Parameter(help="One strict JSON object on stdout.", negative=(), show_default=False)]
+Overwrite = Annotated[bool, Parameter(help="Replace a file of that name.", negative=(), show_default=False)]
+Format = Annotated[
+    str, Parameter(help="Format, where it is not to be recognised: azure, lengths, mooncake, pagelab, vidur.")
+]
+BadRow = Annotated[str, Parameter(help="refuse or drop (and count).")]
 Argv = Annotated[tuple[str, ...], Parameter(parse=False)]
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("pagelab")
     except metadata.PackageNotFoundError:
@@ -47,6 +52,7 @@ def compare(*, flags: Flags = Flags(), out: OutputFlags = OutputFlags(), argv: A
     """Replay one trace against several allocators and block sizes, at equal capacity: the main job.
 
     Without arguments: the paper's Figure 2 workload on its stand-in, and a sweep of the block size.
+    Defaults are in brackets; paper-* are the paper's workloads. Times are in seconds.
     """
     from experiments.compare import run_verb
 
@@ -83,6 +89,12 @@ def plot(
 
     Parameters
     ----------
+    var_x
+        Column of the x axis.
+    var_y
+        Column of the y axis: its mean over seeds, with the standard deviation.
+    curve_by
+        Column of which each value is a curve; none: one curve.
     output
         Picture to write [figures/VAR_Y-by-VAR_X.png in the folder]; its suffix decides the format.
     """
@@ -100,7 +112,9 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
     at
         Simulated second [the middle of the run].
     cell
-        Only cells whose name begins so.
+        Only cells whose name begins so [all].
+    width
+        Characters of a line.
     """
     from experiments.views import map_verb
 
@@ -148,8 +162,8 @@ def check_allocator(name: str, *, seeds: int = 20, actions: int = 60, json: Json
 @app.command
 def reproduce(
     *names: str,
-    quick: Annotated[bool, Parameter(negative=())] = False,
-    lengths: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    quick: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    lengths: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     seeds: int | None = None,
     jobs: Annotated[int, Parameter(name=("-j", "--jobs"))] = 1,
     json: Json = False,
@@ -158,6 +172,8 @@ def reproduce(
 
     Parameters
     ----------
+    names
+        fig2, fig11, fig13a, table1, block-size, chapter, or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths
@@ -175,7 +191,7 @@ def reproduce(
 
 
 @trace_app.command
-def inspect(file: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", json: Json = False) -> int:
+def inspect(file: Path, *, trace_format: Format = "auto", on_bad_row: BadRow = "refuse", json: Json = False) -> int:
     """What a trace is like: rate, burstiness, lengths, prefix hits."""
     from experiments.trace_verbs import inspect_verb
 
@@ -184,7 +200,12 @@ def inspect(file: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse
 
 @trace_app.command
 def convert(
-    source: Path, target: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", overwrite: Overwrite = False
+    source: Path,
+    target: Path,
+    *,
+    trace_format: Format = "auto",
+    on_bad_row: BadRow = "refuse",
+    overwrite: Overwrite = False,
 ) -> int:
     """Write a trace in pagelab's own format, by the suffix of TARGET."""
     from experiments.trace_verbs import convert_verb
@@ -212,6 +233,10 @@ def synth(
         poisson, gamma, constant, all-at-once or counts.
     lengths
         sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA.
+    num_requests
+        Rows of the trace.
+    request_rate
+        Requests per second.
     cv
         Coefficient of variation of gamma gaps.
     """
@@ -222,7 +247,9 @@ def synth(
 
 
 @trace_app.command(name="validate")
-def validate_trace(file: Path, *, trace_format: str = "auto", on_bad_row: str = "refuse", json: Json = False) -> int:
+def validate_trace(
+    file: Path, *, trace_format: Format = "auto", on_bad_row: BadRow = "refuse", json: Json = False
+) -> int:
     """Exit 0 if the file is a trace, 2 if not, with counts and the first reason."""
     from experiments.trace_verbs import validate_verb
 

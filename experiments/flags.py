@@ -25,7 +25,7 @@ Switch = bool | None
 
 
 def _option(group: Group, text: str, *names: str) -> Any:
-    return Parameter(group=group, help=text, name=names or None)
+    return Parameter(group=group, help=text, name=names or None, show_default=False)
 
 
 @Parameter(name="*")
@@ -53,7 +53,7 @@ class Flags:
             group=_WORK,
         ),
     ] = ()
-    workload: Annotated[Text, _option(_WORK, "A workload by name [default: paper-fig2].")] = None
+    workload: Annotated[Text, _option(_WORK, "A workload by name [paper-fig2, if there is no --trace].")] = None
     trace: Annotated[
         Text, _option(_WORK, "A trace file: pagelab, Azure, Mooncake, Vidur or a length list, gzip or not.")
     ] = None
@@ -68,32 +68,51 @@ class Flags:
         ),
     ] = ()
     on_bad_row: Annotated[Text, _option(_WORK, "refuse or drop (and count) [refuse].")] = None
-    num_requests: Annotated[Text, _option(_WORK, "The first so many requests.")] = None
-    request_rate: Annotated[Text, _option(_WORK, "Requests per second.")] = None
-    time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow.")] = None
+    num_requests: Annotated[Text, _option(_WORK, "The first so many requests [all].")] = None
+    request_rate: Annotated[Text, _option(_WORK, "Requests per second [the workload's own].")] = None
+    time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow [1].")] = None
     seed: Annotated[Text, _option(_WORK, "Seed of a seeded workload [0].")] = None
     num_runs: Annotated[Text, _option(_WORK, "Repeats, with seeds seed, seed + 1, ... [1].")] = None
-    model: Annotated[Text, _option(_MODEL, "Catalogue name, Hugging Face id or config.json.", "-m", "--model")] = None
-    gpu: Annotated[Text, _option(_MODEL, "GPU by name, e.g. a100-80g.")] = None
+    model: Annotated[
+        Text,
+        _option(
+            _MODEL, "Catalogue name, Hugging Face id or config.json [llama-3.1-8b; paper-*: opt-13b].", "-m", "--model"
+        ),
+    ] = None
+    gpu: Annotated[Text, _option(_MODEL, "GPU by name [a100-80g; paper-*: a100-40g].")] = None
     tp: Annotated[Text, _option(_MODEL, "Tensor-parallel ranks [1].")] = None
     pp: Annotated[Text, _option(_MODEL, "Pipeline stages [1].")] = None
-    kv_cache_dtype: Annotated[Text, _option(_MODEL, "Storage type of KV [the model's].")] = None
-    max_model_len: Annotated[Text, _option(_MODEL, "Longest prompt + output, in tokens [the model's].")] = None
+    kv_cache_dtype: Annotated[Text, _option(_MODEL, "Storage type of KV, e.g. fp8 [the model's].")] = None
+    max_model_len: Annotated[
+        Text, _option(_MODEL, "Longest prompt + output, in tokens [the model's; paper-*: 2048].")
+    ] = None
     allocator: Annotated[
         Text,
         _option(
-            _POOL, "Comma list: paged, orca-max, orca-pow2, orca-oracle, contiguous-RESERVE-FIT, package.module:Class."
+            _POOL,
+            "Comma list: paged, orca-max, orca-pow2, orca-oracle, contiguous-RESERVE-FIT, package.module:Class "
+            "[compare: the first four; run: paged].",
         ),
     ] = None
-    block_size: Annotated[Text, _option(_POOL, "Comma list of tokens per block [16].")] = None
-    num_blocks: Annotated[
-        Text, _option(_POOL, "Pins the blocks that requests can hold; the null block comes on top.")
+    block_size: Annotated[
+        Text,
+        _option(
+            _POOL, "Comma list of tokens per block [16; compare without arguments: a sweep of 1 to 256 for paged]."
+        ),
     ] = None
-    kv_tokens: Annotated[Text, _option(_POOL, "Pins the capacity in tokens.")] = None
-    kv_bytes: Annotated[Text, _option(_POOL, "Pins the capacity in bytes; 12GiB and 12GB are understood.")] = None
-    capacity_rule: Annotated[Text, _option(_POOL, "default, sosp23, chapter-gib, chapter-gb or chapter-mixed.")] = None
+    num_blocks: Annotated[
+        Text,
+        _option(_POOL, "Pins the blocks that requests can hold; the null block comes on top [by --capacity-rule]."),
+    ] = None
+    kv_tokens: Annotated[Text, _option(_POOL, "Pins the capacity in tokens [by --capacity-rule].")] = None
+    kv_bytes: Annotated[
+        Text, _option(_POOL, "Pins the capacity in bytes; 12GiB and 12GB are understood [by --capacity-rule].")
+    ] = None
+    capacity_rule: Annotated[
+        Text, _option(_POOL, "default, sosp23, chapter-gib, chapter-gb or chapter-mixed [default; paper-*: sosp23].")
+    ] = None
     gpu_memory_utilization: Annotated[Text, _option(_POOL, "Fraction of GPU memory to use [0.92].")] = None
-    headroom_gb: Annotated[Text, _option(_POOL, "Memory kept free, in GB of 10^9 bytes [2 GiB].")] = None
+    headroom_gb: Annotated[Text, _option(_POOL, "Memory kept free, in GB of 10^9 bytes [2.147, i.e. 2 GiB].")] = None
     allow_unequal_pools: Annotated[
         Switch,
         Parameter(
@@ -103,26 +122,39 @@ class Flags:
             group=_POOL,
         ),
     ] = None
-    preset: Annotated[Text, _option(_RULES, "Whose rules: vllm or sosp23.")] = None
-    max_num_seqs: Annotated[Text, _option(_RULES, "Most running requests.")] = None
-    max_num_batched_tokens: Annotated[Text, _option(_RULES, "Most tokens in a step.")] = None
-    enable_prefix_caching: Annotated[Switch, _option(_RULES, "Share equal prefixes.")] = None
-    enable_chunked_prefill: Annotated[Switch, _option(_RULES, "Split long prompts over steps.")] = None
-    full_sequence_gate: Annotated[Switch, _option(_RULES, "Admit only what fits as a whole.")] = None
-    watermark: Annotated[Text, _option(_RULES, "Fraction of blocks kept free at admission.")] = None
-    policy: Annotated[Text, _option(_RULES, "fcfs or priority.")] = None
-    long_prefill_token_threshold: Annotated[
-        Text, _option(_RULES, "Most tokens of one request in a step; 0: no limit.")
+    preset: Annotated[Text, _option(_RULES, "Whose rules: vllm or sosp23 [vllm; paper-*: sosp23].")] = None
+    max_num_seqs: Annotated[Text, _option(_RULES, "Most running requests [vllm: 128; sosp23: 2048].")] = None
+    max_num_batched_tokens: Annotated[Text, _option(_RULES, "Most tokens in a step [vllm: 2048; sosp23: 2560].")] = None
+    enable_prefix_caching: Annotated[Switch, _option(_RULES, "Share equal prefixes [vllm: yes; sosp23: no].")] = None
+    enable_chunked_prefill: Annotated[
+        Switch, _option(_RULES, "Split long prompts over steps [vllm: yes; sosp23: no].")
     ] = None
-    too_long: Annotated[Text, _option(_RULES, "reject or truncate what exceeds the model or the pool.")] = None
-    step_model: Annotated[Text, _option(_MEASURE, "linear:a,b,c,d (s), roofline, table:FILE or paper-13b.")] = None
-    executor: Annotated[Text, _option(_MEASURE, "cost, shadow (checks every token) or torch-cpu.")] = None
-    window: Annotated[Text, _option(_MEASURE, "START:STOP in s of the means, half-open, or arrivals.")] = None
-    end: Annotated[Text, _option(_MEASURE, "Second at which the run is cut, or none.")] = None
-    record: Annotated[Text, _option(_MEASURE, "steps: a row a step; forces stepping.")] = None
+    full_sequence_gate: Annotated[Switch, _option(_RULES, "Admit only what fits as a whole [yes].")] = None
+    watermark: Annotated[
+        Text, _option(_RULES, "Fraction of blocks kept free at admission [vllm: 0; sosp23: 0.01].")
+    ] = None
+    policy: Annotated[Text, _option(_RULES, "fcfs or priority [fcfs].")] = None
+    long_prefill_token_threshold: Annotated[
+        Text, _option(_RULES, "Most tokens of one request in a step; 0: no limit [0].")
+    ] = None
+    too_long: Annotated[Text, _option(_RULES, "reject or truncate what exceeds the model or the pool [reject].")] = None
+    step_model: Annotated[
+        Text, _option(_MEASURE, "linear:a,b,c,d (s), roofline, table:FILE or paper-13b [roofline; paper-*: paper-13b].")
+    ] = None
+    executor: Annotated[Text, _option(_MEASURE, "cost, shadow (checks every token) or torch-cpu [cost].")] = None
+    window: Annotated[
+        Text,
+        _option(_MEASURE, "START:STOP in s of the means, half-open, or arrivals [arrivals; paper-*: the paper's]."),
+    ] = None
+    end: Annotated[Text, _option(_MEASURE, "Second at which the run is cut, or none [none; paper-*: the paper's].")] = (
+        None
+    )
+    record: Annotated[Text, _option(_MEASURE, "steps: a row a step; forces stepping [none].")] = None
     skip: Annotated[
         Switch,
-        Parameter(name="--skip", negative="--no-skip", help="Take runs of equal steps at once; exact.", group=_MEASURE),
+        Parameter(
+            name="--skip", negative="--no-skip", help="Take runs of equal steps at once; exact [yes].", group=_MEASURE
+        ),
     ] = None
     map_frames: Annotated[Text, _option(_MEASURE, "Pictures of the pool [160 if results are written].")] = None
 
@@ -177,7 +209,9 @@ class OutputFlags:
     output_dir: Annotated[
         Path | None, _option(_OUT, "Folder of the results [results/VERB-TRACE].", "-o", "--output-dir")
     ] = None
-    experiment_name: Annotated[Text, _option(_OUT, "A name inside that folder.", "-e", "--experiment-name")] = None
+    experiment_name: Annotated[Text, _option(_OUT, "A name inside that folder [none].", "-e", "--experiment-name")] = (
+        None
+    )
     overwrite: Annotated[
         bool, Parameter(help="Replace results of the same name.", negative=(), show_default=False, group=_OUT)
     ] = False
@@ -191,13 +225,26 @@ class OutputFlags:
         ),
     ] = False
     report: Annotated[
-        bool, Parameter(name="--report", negative="--no-report", help="Write report.html.", group=_OUT)
+        bool,
+        Parameter(
+            name="--report",
+            negative="--no-report",
+            help="Write report.html [yes].",
+            show_default=False,
+            group=_OUT,
+        ),
     ] = True
     progress: Annotated[
         bool,
-        Parameter(name="--progress", negative="--no-progress", help="Show a progress bar on a terminal.", group=_OUT),
+        Parameter(
+            name="--progress",
+            negative="--no-progress",
+            help="Show a progress bar on a terminal [yes].",
+            show_default=False,
+            group=_OUT,
+        ),
     ] = True
-    jobs: Annotated[int, _option(_OUT, "Processes; the numbers do not depend on it.", "-j", "--jobs")] = 1
+    jobs: Annotated[int, _option(_OUT, "Processes; the numbers do not depend on it [1].", "-j", "--jobs")] = 1
     verbose: Annotated[
         bool, Parameter(name=("-v", "--verbose"), help="Say more.", negative=(), show_default=False, group=_OUT)
     ] = False

@@ -227,6 +227,19 @@ def test_an_allocator_that_rejects_everything_is_explained(pagelab, trace_file, 
     ]
 
 
+def test_percentiles_are_the_same_in_every_output(small, strict_object, tmp_path):
+    done = small("compare", "-o", "out", "--allocator", "paged", "--no-report", "--json")
+    (row,) = strict_object(done.out)["runs"]
+    table = pd.read_csv(tmp_path / "out/summary.csv").iloc[0]
+    (cell,) = (tmp_path / "out/cells").iterdir()
+    stored = json.loads((cell / "summary.json").read_text())
+    requests = pd.read_parquet(cell / "requests.parquet")
+    waited = (requests["first_token_s"] - requests["arrival_s"])[requests["status"] == "finished"]
+    for q in (50, 90, 99):
+        assert row[f"p{q}_ttft_s"] == table[f"p{q}_ttft_s"] == stored[f"p{q}_ttft_s"]
+        assert row[f"p{q}_ttft_s"] == pytest.approx(waited.quantile(q / 100), abs=1e-12)
+
+
 def test_the_lengths_of_the_trace_are_kept(small, tmp_path):
     small("compare", "-o", "out", "--allocator", "paged", "--no-report")
     lines = (tmp_path / "out/trace_lengths.csv").read_text().splitlines()

@@ -10,7 +10,11 @@ import pandas as pd
 import pytest
 
 from experiments.console import in_colour
+from experiments.defaults import OF_TRACE_FILES, OF_WORKLOAD
 from experiments.figures import FIGURES
+from experiments.paper.verb import EXPERIMENTS
+from experiments.presets import PRESETS
+from workloads import FORMATS
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,18 @@ def test_help_and_version_import_nothing_heavy(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--allow-unequal-pools" in done.stdout
+
+
+def test_help_names_what_there_is(pagelab):
+    reproduced = " ".join(pagelab("reproduce", "--help").out.split())
+    assert all(name in reproduced for name in EXPERIMENTS)
+    inspected = pagelab("trace", "inspect", "--help").out
+    assert all(name in inspected for name in FORMATS)
+    compared = " ".join(pagelab("compare", "--help").out.replace("│", " ").split())
+    for flag, field in (("running requests", "max_num_seqs"), ("tokens in a step", "max_num_batched_tokens")):
+        vllm, paper = (getattr(PRESETS[name], field) for name in ("vllm", "sosp23"))
+        assert f"{flag} [vllm: {vllm}; sosp23: {paper}]" in compared
+    assert f"GPU by name [{OF_TRACE_FILES.gpu}; paper-*: {OF_WORKLOAD['paper-fig2'].gpu}]" in compared
 
 
 def test_capacity_prints_the_terms(pagelab, strict_object):

@@ -132,6 +132,15 @@ def test_seventeen_tokens_in_two_blocks_fill_seventeen_of_thirty_two_slots():
     assert found["kv_reserved_frac"] == 0
 
 
+def test_every_failure_is_counted_once_whatever_its_kind():
+    """120 that cannot be served, of three kinds, among 20 that can."""
+    prompts, outputs = [8] * 20 + [100] * 40 + [8] * 40 + [40] * 40, [4] * 20 + [4] * 40 + [0] * 40 + [60] * 40
+    done = run(Trace.build(range(140), prompts, outputs), blocks=5, size=16, max_model_len=96)
+    names = ("num_finished", "num_rejected", "num_failed", "num_truncated", "num_unfinished", "num_requests")
+    assert [done.summary[name] for name in names] == [20, 80, 40, 0, 0, 140]
+    assert all(check.holds for check in done.checks)
+
+
 @pytest.mark.parametrize("allocator", ["paged", "orca-max", "orca-oracle"])
 def test_what_can_never_fit_gets_a_row_and_is_passed_over(allocator):
     done = run(

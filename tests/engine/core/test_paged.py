@@ -22,6 +22,15 @@ def test_a_pool_of_one_block_serves_one_request_after_the_other():
     assert admit(allocator, second) == Grant(([1],))
 
 
+def test_a_partly_filled_last_block_takes_tokens_without_a_new_one():
+    allocator = paged(2, 16)
+    made = request(range(20))
+    assert isinstance(admit(allocator, made), Grant)
+    assert allocator.stats().num_free == 0
+    assert not any(allocator.extend((made,), (32,)).new_blocks)
+    assert allocator.extend((made,), (33,)) == Refusal(Reason.NO_FREE_BLOCKS, 1, 0)
+
+
 def test_a_pool_without_a_usable_block_cannot_be_made():
     with pytest.raises(ValueError, match="num_blocks=0"):
         paged(0)
