@@ -116,8 +116,8 @@ constant is fitted (to the paper's 30.42 batched requests at 2 req/s); the other
 class RooflineModel:
     """max(compute, memory) + overhead, from a model's and a GPU's specification.
 
-    compute = (2 x parameters x T + flops_per_pair x pairs) / FLOP/s; memory = (weights + KV bytes) / bandwidth, each term
-    per unit in whole picoseconds. A bound, not a measurement: efficiency belongs into `flops_per_s` and `bytes_per_s`.
+    compute = (2 x parameters x T + flops_per_pair x pairs) / FLOP/s; memory = (weights + KV bytes) / bandwidth, each
+    term per unit in whole picoseconds. A bound, not a measurement: efficiency belongs into the two rates.
     """
 
     num_parameters: int
@@ -188,7 +188,9 @@ class TableModel:
     def duration(self, features: Features) -> int:
         """Integer interpolation, rounded down."""
         tokens = features.num_new_tokens
-        return max(self._at(self.duration_ps, tokens) + self._at(self.per_kv_token_ps, tokens) * features.num_kv_tokens, 1)
+        return max(
+            self._at(self.duration_ps, tokens) + self._at(self.per_kv_token_ps, tokens) * features.num_kv_tokens, 1
+        )
 
     def slope(self, features: Features) -> int | None:
         """T is constant in a run."""
@@ -211,11 +213,15 @@ def read_table(path: Path) -> TableModel:
         reader = csv.DictReader(file)
         wanted = {"num_new_tokens", "duration_s", "kv_s_per_token"}
         if not wanted <= set(reader.fieldnames or ()):
-            raise ValueError(f"{path.name}:1: a step-time table needs columns {sorted(wanted)}, got {reader.fieldnames}")
+            raise ValueError(
+                f"{path.name}:1: a step-time table needs columns {sorted(wanted)}, got {reader.fieldnames}"
+            )
         rows: list[tuple[int, int, int]] = []
         for row in reader:
             try:
-                rows.append((int(row["num_new_tokens"]), _ps(float(row["duration_s"])), _ps(float(row["kv_s_per_token"]))))
+                rows.append(
+                    (int(row["num_new_tokens"]), _ps(float(row["duration_s"])), _ps(float(row["kv_s_per_token"])))
+                )
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path.name}:{reader.line_num}: {error}") from error
     tokens = [row[0] for row in rows]

@@ -41,9 +41,9 @@ class CostExecutor:
         stops = self._stops
         while stops:
             clock, order, request = stops[0]
-            if request.decoding is not None and order == request.order:
-                if clock == num_stop_computed(request) - request.base:
-                    return clock
+            still = request.decoding is not None and order == request.order
+            if still and clock == num_stop_computed(request) - request.base:
+                return clock
             heappop(stops)
         return NEVER
 
@@ -76,8 +76,9 @@ class CostExecutor:
         if steps == 1:
             first = self._model.duration(features) + self._copy_block_ps * len(batch.copies)
             return StepResult(1, first, stopped, first)
-        assert ahead is not None and ahead[0] == features, f"a run of {steps} steps that nobody asked for: {features}"
-        _, first, slope, durations = ahead
+        assert ahead is not None, f"a run of {steps} steps that nobody asked for"
+        foreseen, first, slope, durations = ahead
+        assert foreseen == features, f"a run of another batch than foreseen: {features}, not {foreseen}"
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None

@@ -18,8 +18,9 @@ STATE = ("seqs", "tokens", "used", "internal", "extra", "asked", "true_total", "
 tokens: computed tokens of all running requests, this step's included; used: slots of referenced blocks; internal: slots
 of those that will never be filled; extra: slots counted more than once in `tokens` because blocks are shared; asked:
 slots that reservations asked for before rounding; true_total: prompt + output of the running requests, where anything
-was asked for; hole, short: free slots while the head of the queue is refused for want of an extent, or of blocks; spare:
-free slots without cached content, where anything is cached; largest: largest free extent, where adjacency matters.
+was asked for; hole, short: free slots while the head of the queue is refused for want of an extent, or of blocks;
+spare: free slots without cached content, where anything is cached; largest: largest free extent, where adjacency
+matters.
 """
 SEQS, TOKENS, USED, INTERNAL, EXTRA, ASKED, TRUE_TOTAL, HOLE, SHORT, SPARE, LARGEST = range(len(STATE))
 WIDTH = len(STATE)

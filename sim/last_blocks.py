@@ -23,7 +23,7 @@ NEVER = 1 << 62
 class LastBlocks:
     """`empty_slots`: slots behind the last token in blocks that are held now."""
 
-    __slots__ = ("_block_size", "_final_tokens", "_calendar", "_clocks", "_tails", "empty_slots", "next_clock")
+    __slots__ = ("_block_size", "_calendar", "_clocks", "_final_tokens", "_tails", "empty_slots", "next_clock")
 
     def __init__(self, block_size: int, final_tokens: Callable[[Request], int]) -> None:
         self._block_size = block_size

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from math import isqrt
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.core.batch import StepResult
 
 
 def total(first: int, slope: int, num_steps: int) -> int:
@@ -26,3 +30,16 @@ def steps_until(first: int, slope: int, duration: int, most: int) -> int:
     elif (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
         k -= 1
     return k
+
+
+def boundary_after(result: StepResult, duration: int) -> int:
+    """Time from the start of a run to its first step boundary at or after `duration`."""
+    if result.durations is None:
+        steps = steps_until(result.first, result.slope, duration, result.num_steps)
+        return total(result.first, result.slope, steps)
+    elapsed = 0
+    for step in result.durations:
+        elapsed += step
+        if elapsed >= duration:
+            break
+    return elapsed

@@ -13,7 +13,7 @@ from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
 from sim import integrals as at
 from sim.integrals import NO_GROWTH, Growth, Integrals
 from sim.last_blocks import LastBlocks
-from sim.progression import steps_until, total
+from sim.progression import boundary_after
 from sim.rows import Progress, RequestRow
 
 if TYPE_CHECKING:
@@ -233,24 +233,11 @@ class Recorder:
         if batch.num_waiting < 2:
             if next_arrival >= end:
                 return
-            start += self._elapsed_at(result, next_arrival - start)
+            start += boundary_after(result, next_arrival - start)
         if start < end:
             if self.blocked and self.blocked[-1][1] == start:
                 start = self.blocked.pop()[0]
             self.blocked.append((start, end))
-
-    @staticmethod
-    def _elapsed_at(result: StepResult, duration: int) -> int:
-        """Time from the start to the first step boundary at or after `duration`."""
-        if result.durations is None:
-            steps = steps_until(result.first, result.slope, duration, result.num_steps)
-            return total(result.first, result.slope, steps)
-        elapsed = 0
-        for step in result.durations:
-            elapsed += step
-            if elapsed >= duration:
-                break
-        return elapsed
 
     def _record_step(self, start: int, batch: Batch, result: StepResult, state: list[int]) -> None:
         assert self.steps is not None

@@ -30,7 +30,7 @@ NEVER = 1 << 100
 """A picosecond that does not come."""
 
 
-class Livelock(RuntimeError):
+class LivelockError(RuntimeError):
     """The loop makes no progress: a bug of a scheduler or an allocator, reported instead of spinning."""
 
 
@@ -100,7 +100,7 @@ class Replay:
         collecting = gc.isenabled()
         gc.disable()  # a replay makes no cycles, and hundreds of thousands of objects that live to its end
         try:
-            now = int(env.run(until=server))
+            now: int = env.run(until=server)  # type: ignore[assignment]
         finally:
             if collecting:
                 gc.enable()
@@ -168,10 +168,10 @@ class Replay:
             self._stuck += 1
             if self._stuck > 2:
                 head = self._scheduler.waiting.head()
-                raise Livelock(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
+                raise LivelockError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
         for request, _ in batch.preempted:
             tokens, count = self._fruitless.get(request, (-1, 0))
             count = count + 1 if tokens == request.num_tokens else 1
             self._fruitless[request] = (request.num_tokens, count)
             if count > MAX_FRUITLESS_PREEMPTIONS:
-                raise Livelock(f"{request} was preempted {count} times without a new token")
+                raise LivelockError(f"{request} was preempted {count} times without a new token")

@@ -8,17 +8,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.core.executor import Executor
+from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
 from engine.core.step import Cut, never_skip
 from sim import integrals as at
 from sim import metrics
 from sim.arrivals import PS_PER_NS, LengthLimits, requests_of
-from sim.recorder import Recorder
-from sim.rows import RequestRow
-from sim.replay import Replay
 from sim.reconcile import Check, reconcile
+from sim.recorder import Recorder
+from sim.replay import Replay
+from sim.rows import RequestRow
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -40,6 +40,22 @@ class Preemption(NamedTuple):
     """Tokens that were computed; those scheduled in this very step are not among them."""
 
 
+class Draft:
+    """What one call of `schedule()` gathers before it is a batch."""
+
+    __slots__ = ("admitted", "budget", "chunks", "decodes", "moves", "preempted")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """Tokens that may still be given in this step."""
+        self.decodes: dict[Request, int] = {}
+        """Decoding requests that were served one by one."""
+        self.chunks: dict[Request, int] = {}
+        self.moves: dict[Request, Grant] = {}
+        self.admitted: list[Admission] = []
+        self.preempted: list[Preemption] = []
+
+
 class Batch:
     """One step, or several equal ones, decided: frozen until `scheduler.update(batch, result)`.
 

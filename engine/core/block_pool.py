@@ -7,7 +7,6 @@ switch `freed_to="back"` is the older behaviour, where every freed block goes to
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from engine.core.allocator import check_pool
@@ -157,7 +156,8 @@ class BlockPool:
     def _drop_extra(self, block_ids: list[int], num_full: int) -> tuple[list[int], int]:
         """The blocks that nobody else holds, and how many of them are full."""
         extra = self._extra
-        full, empty = [], []
+        full: list[int] = []
+        empty: list[int] = []
         for index, block_id in enumerate(block_ids):
             others = extra.get(block_id, 0)
             if not others:
@@ -231,7 +231,9 @@ class BlockPool:
         """Invariants A to C of the vLLM semantics; AssertionError with both sides."""
         queue = self.free_queue()
         assert len(queue) == len(set(queue)), f"a block is queued twice: {sorted(queue)}"
-        assert all(0 < b <= self.capacity for b in queue), f"no blocks of this pool (or the null block): {sorted(queue)}"
+        assert all(0 < b <= self.capacity for b in queue), (
+            f"no blocks of this pool (or the null block): {sorted(queue)}"
+        )
         assert len(queue) == self.num_free, f"num_free={self.num_free}, the queue holds {len(queue)}"
         assert self._keys[0] is None, "the null block is cached"
         queued = self._extra.keys() & set(queue)

@@ -114,8 +114,7 @@ class KVSpec:
             notes.append(f"tp={self.tp}: {what} is stored on {self.num_replicas} ranks")
         if self.num_layers % self.pp:
             notes.append(
-                f"pp={self.pp} does not divide {self.num_layers} layers: "
-                f"counted for a stage of {self.layers_per_rank}"
+                f"pp={self.pp} does not divide {self.num_layers} layers: counted for a stage of {self.layers_per_rank}"
             )
         if self.dtype in SCALED_DTYPES:
             notes.append(f"{self.dtype}: the elements alone, without their scales")

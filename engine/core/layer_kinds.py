@@ -105,12 +105,8 @@ def _other_notes(config: Mapping[str, Any], shared: int) -> list[str]:
     if shared:
         notes.append(f"the last {shared} layers reuse the KV of earlier ones: not counted")
     if config.get("index_head_dim"):
-        notes.append(
-            f"an indexer keeps {config['index_head_dim']} more elements per token and layer: not counted"
-        )
+        notes.append(f"an indexer keeps {config['index_head_dim']} more elements per token and layer: not counted")
     if config.get("cross_attention_layers"):
         count = len(config["cross_attention_layers"])
-        notes.append(
-            f"{count} cross-attention layers keep KV of the other input: counted as if of every token"
-        )
+        notes.append(f"{count} cross-attention layers keep KV of the other input: counted as if of every token")
     return notes

@@ -14,8 +14,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from engine.core.allocator import Grant, KVAllocator, Refusal
-from engine.core.batch import Admission, Batch, Chunk, Preemption
+from engine.core.allocator import KVAllocator, Refusal
+from engine.core.batch import Admission, Batch, Chunk, Draft, Preemption
 from engine.core.decode_set import DecodeSet
 from engine.core.limits import PrefixCounters, SchedulerConfig
 from engine.core.request import Request, Status
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from engine.core.batch import StepResult
 
 _order = attrgetter("order")
-
-__all__ = ["PrefixCounters", "Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
@@ -60,13 +58,11 @@ class Scheduler:
 
     def arrival_matters(self) -> bool:
         """Whether a new arrival could be admitted, so that a run of equal steps must end at it."""
-        return len(self.running) < self.config.max_num_seqs and (
-            not self.waiting or self.config.policy == "priority"
-        )
+        return len(self.running) < self.config.max_num_seqs and (not self.waiting or self.config.policy == "priority")
 
     @property
     def may_run_on(self) -> bool:
-        """Whether the next batch can turn out steady: all that run decode."""
+        """Whether the next batch can be steady: all that run decode."""
         return not self._catching_up
 
     # one step -----------------------------------------------------------------------------------------------------
@@ -84,7 +80,7 @@ class Scheduler:
             if steps:
                 return self._decode(steps)
         first_growth = len(decodes.growing()) if decodes.period else 0
-        step = _Step(self.config.max_num_batched_tokens)
+        step = Draft(self.config.max_num_batched_tokens)
         self._serve_running(step)
         decodes.clock += 1
         chunks = [self._compute(request, count) for request, count in step.chunks.items()]
@@ -130,11 +126,10 @@ class Scheduler:
             decodes.clock += more
 
     def _compute(self, request: Request, count: int) -> Chunk:
-        context = request.computed
-        request.computed = context + count
-        return Chunk(request, context, count, request.computed == request.known)
+        request.computed += count
+        return Chunk(request, request.computed - count, count, request.computed == request.known)
 
-    def _serve_running(self, step: _Step) -> None:
+    def _serve_running(self, step: Draft) -> None:
         decodes, late = self.decodes, self._catching_up
         if not self._decodes_come_first(step):
             left = [request for request in list(self.running) if not self._serve(step, request)]
@@ -149,14 +144,12 @@ class Scheduler:
                 decodes.remove(request)
                 insort(late, request, key=_order)
 
-    def _decodes_come_first(self, step: _Step) -> bool:
+    def _decodes_come_first(self, step: Draft) -> bool:
         """Whether every decoding request gets its token before anything else is served, memory permitting."""
-        decodes, late = self.decodes, self._catching_up
-        if self.allocator.growth_tokens is None or len(decodes) > step.budget:
-            return False
-        return not late or self._come_last(late)
+        enough = len(self.decodes) <= step.budget and self.allocator.growth_tokens is not None
+        return enough and (not self._catching_up or self._come_last(self._catching_up))
 
-    def _serve_short_of_memory(self, step: _Step) -> list[Request]:
+    def _serve_short_of_memory(self, step: Draft) -> list[Request]:
         """Only requests that need a block can be refused; the others' tokens fit in what they hold."""
         late = list(self._catching_up)
         order: Sequence[Request]
@@ -180,7 +173,7 @@ class Scheduler:
         tail = {id(request) for request in islice(reversed(self.running), len(late))}
         return all(id(request) in tail for request in late)
 
-    def _serve(self, step: _Step, request: Request) -> bool:
+    def _serve(self, step: Draft, request: Request) -> bool:
         """Gives one running request its tokens, preempting others (or itself) for memory; False if no budget."""
         if request.status is not Status.RUNNING:
             return True
@@ -217,7 +210,7 @@ class Scheduler:
             return next(reversed(self.running))
         return max(self.running, key=lambda r: (r.priority, r.arrival, r.request_id))
 
-    def _preempt(self, step: _Step, victim: Request) -> None:
+    def _preempt(self, step: Draft, victim: Request) -> None:
         """Takes all memory back; the victim's whole sequence will be recomputed."""
         step.budget += step.decodes.pop(victim, 0) + step.chunks.pop(victim, 0)
         moved = step.moves.pop(victim, None)
@@ -241,7 +234,7 @@ class Scheduler:
         self._free_rows.append(request.row)
         request.row = -1
 
-    def _admit_waiting(self, step: _Step, chunks: list[Chunk]) -> Refusal | None:
+    def _admit_waiting(self, step: Draft, chunks: list[Chunk]) -> Refusal | None:
         """Admits from the head on; the refusal if memory stopped it."""
         config, waiting = self.config, self.waiting
         while waiting and step.budget > 0 and len(self.running) < config.max_num_seqs:
@@ -268,7 +261,7 @@ class Scheduler:
             chunks.append(self._compute(request, count))
         return None
 
-    def _start(self, step: _Step, request: Request, num_hit_tokens: int) -> None:
+    def _start(self, step: Draft, request: Request, num_hit_tokens: int) -> None:
         resumed = request.status is Status.PREEMPTED
         counters = self.prefix
         if self._caches and resumed:
@@ -305,17 +298,3 @@ class Scheduler:
             request.status = Status.FINISHED
             self._leave(request)
         return finished
-
-
-class _Step:
-    """What one call of `schedule()` gathers."""
-
-    __slots__ = ("admitted", "budget", "chunks", "decodes", "moves", "preempted")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.decodes: dict[Request, int] = {}
-        self.chunks: dict[Request, int] = {}
-        self.moves: dict[Request, Grant] = {}
-        self.admitted: list[Admission] = []
-        self.preempted: list[Preemption] = []

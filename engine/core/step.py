@@ -29,7 +29,12 @@ class Stepped(NamedTuple):
 
 
 def horizon(
-    scheduler: Scheduler, executor: Executor, *, until: int | None = None, end: int | None = None, cut: Cut | None = None
+    scheduler: Scheduler,
+    executor: Executor,
+    *,
+    until: int | None = None,
+    end: int | None = None,
+    cut: Cut | None = None,
 ) -> int:
     """How many equal steps the next batch may stand for, should it turn out to be pure decoding.
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
-from engine.core.scheduler import SchedulerConfig
 from sim.cost import parse_step_model
 from sim.cost_executor import CostExecutor
 from sim.simulate import Run, RunSpec, simulate

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
-from engine.core.scheduler import SchedulerConfig
 from experiments import report
 from experiments.figures import FIGURES
 from experiments.report import build_report, write_report

@@ -11,9 +11,9 @@ from unittest import mock
 
 from engine.core.allocator import FREE
 from engine.core.content import TokenContent
+from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
 from engine.core.request import Request
-from engine.core.scheduler import SchedulerConfig
 from engine.core.step import Cut, never_skip
 from sim import simulate as simulate_module
 from sim.cost import LinearModel, RooflineModel, StepModel, TableModel

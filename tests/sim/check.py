@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sim.replay import Livelock
+from sim.replay import LivelockError
 from tests.sim.cases import STEP, Case, Watched, differences, play, random_cuts
 from tests.sim.naive import naively
 
@@ -24,11 +24,11 @@ def check_case(case: Case) -> Watched | None:
     """AssertionError with what differs; None where the reference agrees that the case never ends."""
     try:
         step = play(case, STEP)
-    except Livelock:
+    except LivelockError:
         for cut in (None, random_cuts(Random(case.seed))):
             try:
                 play(case, cut)
-            except Livelock:
+            except LivelockError:
                 continue
             raise AssertionError(f"seed {case.seed}: stepping never ends, skipping does") from None
         return None

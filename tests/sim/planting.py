@@ -1,8 +1,8 @@
 """Breaking one method on purpose."""
 
 from __future__ import annotations
-
 import __future__
+
 import inspect
 import sys
 import textwrap
@@ -25,7 +25,11 @@ def with_line(owner: Any, name: str, line: str, becomes: str) -> AbstractContext
     source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
     assert source.count(line) == 1, f"{line!r} is not in {name} just once"
     scope: dict[str, Any] = {}
-    exec(compile(source.replace(line, becomes), "planted", "exec", dont_inherit=True, flags=_ANNOTATIONS), _names(owner), scope)
+    exec(
+        compile(source.replace(line, becomes), "planted", "exec", dont_inherit=True, flags=_ANNOTATIONS),
+        _names(owner),
+        scope,
+    )
     return mock.patch.object(owner, name, scope[name])
 
 

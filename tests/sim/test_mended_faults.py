@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
 from engine.core.registry import PoolConfig
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
 from sim import integrals as at
 from sim.cost import LinearModel
 from sim.shadow import ShadowExecutor

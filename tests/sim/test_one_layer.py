@@ -11,9 +11,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the one-layer executor computes on torch tensors")
 
 from engine.core.content import TokenContent  # noqa: E402
+from engine.core.limits import SchedulerConfig  # noqa: E402
 from engine.core.registry import FITS, PoolConfig, make_allocator  # noqa: E402
 from engine.core.request import Request  # noqa: E402
-from engine.core.scheduler import Scheduler, SchedulerConfig  # noqa: E402
+from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.core.step import step  # noqa: E402
 from engine.worker.one_layer import OneLayerExecutor, WrongOutput  # noqa: E402
 from sim.cost_executor import CostExecutor  # noqa: E402

@@ -13,9 +13,10 @@ from unittest import mock
 import pytest
 
 from engine.core.batch import Batch
+from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
 from engine.core.registry import PoolConfig
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
 from sim import cost_executor
 from sim.integrals import Integrals
 from sim.recorder import Recorder

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.allocator import Reason, Refusal
+from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
 from engine.core.registry import PoolConfig
-from engine.core.scheduler import SchedulerConfig
 from sim import integrals as at
 from sim.cost import LinearModel
 from sim.cost_executor import CostExecutor
 from sim.recorder import Recorder
-from sim.replay import Livelock
+from sim.replay import LivelockError
 from sim.simulate import Run, RunSpec, simulate
 from tests.sim.cases import CONTIGUOUS, US, Case, play, random_case
 from tests.sim.planting import instead
@@ -51,7 +51,7 @@ def run(trace: Trace, blocks: int = 64, size: int = 16, allocator: str = "paged"
 def replayed(case: Case) -> Run | None:
     try:
         return play(case).run
-    except Livelock:
+    except LivelockError:
         return None
 
 
@@ -211,7 +211,7 @@ def test_an_allocator_that_always_refuses_is_a_livelock_not_a_hang():
     def refuse(self: Any, request: Any, *args: Any, **kw: Any) -> Refusal:
         return Refusal(Reason.NO_FREE_BLOCKS, 1, 0)
 
-    with mock.patch.object(PagedAllocator, "admit", refuse), pytest.raises(Livelock, match="refused for ever"):
+    with mock.patch.object(PagedAllocator, "admit", refuse), pytest.raises(LivelockError, match="refused for ever"):
         run(Trace.build([0], [4], [4]))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from engine.core.content import TokenContent
+from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
 from sim import integrals as at
 from sim import metrics
 from sim.metrics import PS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.core.contiguous import ContiguousAllocator
-from engine.core.paged import PagedAllocator
 from engine.core.decode_set import DecodeSet
+from engine.core.paged import PagedAllocator
 from engine.core.registry import make_allocator
 from engine.core.scheduler import Scheduler
 from engine.core.shadow import ContractViolation

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim import integrals as at
-from sim.replay import Livelock
+from sim.replay import LivelockError
 from sim.shadow import ShadowExecutor
 from tests.sim.cases import FITS, Case, Watched, differences, play, random_case
 from tests.sim.check import check_case
@@ -54,7 +54,7 @@ def test_every_request_reads_its_own_tokens_and_the_shadow_decides_nothing(seed)
 def play_or_none(case: Case) -> Watched | None:
     try:
         return play(case)
-    except Livelock:
+    except LivelockError:
         return None
 
 

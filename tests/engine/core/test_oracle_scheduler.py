@@ -12,9 +12,10 @@ import pytest
 
 from engine.core.batch import Batch, StepResult
 from engine.core.content import TokenContent
+from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler, SchedulerConfig
+from engine.core.scheduler import Scheduler
 
 FOLDER = Path(os.environ.get("PAGELAB_ORACLE", Path(__file__).parents[2] / "data" / "oracle"))
 FILES = sorted(FOLDER.glob("*.json.gz"))
