@@ -33,8 +33,8 @@ class CostExecutor:
         self._copy_block_ps = copy_block_ps
         self._stops: list[tuple[int, int, Request]] = []
         """(decode clock at the last step, order, request); entries of requests that left are dropped on sight."""
-        self._ahead: tuple[Features, int, int | None, list[int] | None] | None = None
-        """What `horizon` found for the next step: features, first duration, slope, durations."""
+        self._ahead: tuple[int, int, int, int | None, list[int] | None] = (-1, 0, 0, None, None)
+        """What `horizon` found for the next step: its decode clock, sequences, first duration, slope, durations."""
 
     def _next_stop(self) -> int:
         """Decode clock at which the first decoding request stops; far away if none decodes."""
@@ -64,21 +64,20 @@ class CostExecutor:
                 steps = steps_until(first, slope, until, steps)
             if end is not None and total(first, slope, steps) > end:
                 steps = max(steps_until(first, slope, end + 1, steps) - 1, 1)
-        self._ahead = features, first, slope, durations
+        self._ahead = decodes.clock + 1, seqs, first, slope, durations
         return steps
 
     def submit(self, batch: Batch) -> StepResult:
         """Answers at once."""
-        features, steps = features_of(batch), batch.num_steps
-        ahead, self._ahead = self._ahead, None
+        steps = batch.num_steps
         stopped = self._stopped(batch, batch.clock + steps - 1)
-        self._note(batch)
+        clock, seqs, first, slope, durations = self._ahead
+        if not (batch.steady and batch.clock == clock and batch.num_seqs == seqs):
+            assert steps == 1, f"a run of {steps} steps that nobody asked for"
+            self._note(batch)
+            first = self._model.duration(features_of(batch)) + self._copy_block_ps * len(batch.copies)
         if steps == 1:
-            first = self._model.duration(features) + self._copy_block_ps * len(batch.copies)
             return StepResult(1, first, stopped, first)
-        assert ahead is not None, f"a run of {steps} steps that nobody asked for"
-        foreseen, first, slope, durations = ahead
-        assert foreseen == features, f"a run of another batch than foreseen: {features}, not {foreseen}"
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None

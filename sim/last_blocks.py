@@ -29,8 +29,9 @@ class LastBlocks:
         self._block_size = block_size
         self._final_tokens = final_tokens
         self._tails: dict[Request, int] = {}
-        self._calendar: dict[int, list[Request]] = {}
-        """Decoding requests by the decode clock at which they take their last block; stale entries are harmless."""
+        self._calendar: dict[int, list[tuple[Request, int, int]]] = {}
+        """By the decode clock at which a decoding request takes its last block: the request, the computed tokens from
+        which it holds it, the slots that stay empty; stale entries are harmless."""
         self._clocks: list[int] = []
         self.next_clock = NEVER
         """Earliest entry of the calendar."""
@@ -53,17 +54,16 @@ class LastBlocks:
 
     def follow(self, request: Request) -> None:
         """The request decodes from the next step on: notes when it will take its last block."""
-        if request not in self._tails:
-            assert request.decoding is not None
-            start, _ = self._from(request)
-            self._note(max(start - request.base, request.decoding.clock + 1), request)
-
-    def _note(self, clock: int, request: Request) -> None:
-        requests = self._calendar.get(clock)
-        if requests is not None:
-            requests.append(request)
+        if request in self._tails:
             return
-        self._calendar[clock] = [request]
+        assert request.decoding is not None
+        start, tail = self._from(request)
+        clock = max(start - request.base, request.decoding.clock + 1)
+        entries = self._calendar.get(clock)
+        if entries is not None:
+            entries.append((request, start, tail))
+            return
+        self._calendar[clock] = [(request, start, tail)]
         heappush(self._clocks, clock)
         self.next_clock = self._clocks[0]
 
@@ -91,8 +91,7 @@ class LastBlocks:
         clock = heappop(self._clocks)
         self.next_clock = self._clocks[0] if self._clocks else NEVER
         before = self.empty_slots
-        for request in self._calendar.pop(clock):
-            start, tail = self._from(request)
+        for request, start, tail in self._calendar.pop(clock):
             reached = request.decoding is decodes and start - request.base <= clock
             if reached and request not in self._tails:
                 self._begin(request, tail)
