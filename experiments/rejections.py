@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from engine.core.allocator import Refusal
 from engine.core.registry import make_allocator
 from experiments.resolve import pool_config
 from sim.arrivals import LengthLimits, requests_of
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
+    from engine.core.request import Request
     from experiments.cells import Outcome
     from experiments.resolve import Cell, Plan
 
@@ -31,20 +33,23 @@ def _rejects_all(summary: dict[str, Any] | None) -> bool:
 def _sentence(plan: Plan, cell: Cell) -> str:
     head = f"{cell.allocator} at block size {cell.block_size} rejected every request"
     allocator = make_allocator(cell.allocator, pool_config(plan.config, cell))
-    refused = _smallest_need(plan, cell, allocator)
-    if refused is None:
+    smallest = _smallest(plan, cell, allocator)
+    if smallest is None:
         return f"{head}: each is longer than max_model_len or the pool"
-    needed, largest = (blocks * cell.block_size for blocks in refused)
-    if allocator.contiguous:
-        return f"{head}: its reservation of {needed:,} tokens exceeds the largest extent, {largest:,} tokens"
-    return f"{head}: the smallest needs {needed:,} tokens, the pool holds {largest:,}"
+    refusal, request = smallest
+    needed, largest = (blocks * cell.block_size for blocks in (refusal.needed_blocks, refusal.free_blocks))
+    what = f"the {needed:,} tokens that its smallest request may grow to (prompt + max_tokens, rounded up) exceed"
+    if allocator.contiguous and isinstance(allocator.admit(request, request.num_prompt_tokens), Refusal):
+        what = f"its reservation of {needed:,} tokens exceeds"
+    where = "the largest extent" if allocator.contiguous else "the pool"
+    return f"{head}: {what} {where}, {largest:,} tokens; lower --max-model-len or enlarge the pool"
 
 
-def _smallest_need(plan: Plan, cell: Cell, allocator: KVAllocator) -> tuple[int, int] | None:
-    """Blocks of the smallest request that it refuses for ever, and of its largest extent; None if the lengths alone
-    had every request turned away."""
+def _smallest(plan: Plan, cell: Cell, allocator: KVAllocator) -> tuple[Refusal, Request] | None:
+    """The request of the smallest need that it refuses for ever; None if the lengths alone had every request turned
+    away."""
     capacity = allocator.capacity_blocks * allocator.block_size
     limits = LengthLimits(plan.limits.max_model_len, capacity, plan.config.scheduler.too_long)
     requests = requests_of(plan.trace(cell), limits, lambda row: None)
-    refusals = (refusal for request in requests if (refusal := allocator.refuses_forever(request)) is not None)
-    return min(((refusal.needed_blocks, refusal.free_blocks) for refusal in refusals), default=None)
+    refused = ((refusal, r) for r in requests if (refusal := allocator.refuses_forever(r)) is not None)
+    return min(refused, key=lambda pair: pair[0].needed_blocks, default=None)

@@ -217,9 +217,13 @@ def test_an_allocator_that_rejects_everything_is_explained(pagelab, trace_file, 
     assert "rejected every request" not in done.err
     done = pagelab(*words[:4], "2000", *words[5:], "--allocator", "paged,orca-max", "-o", "small")
     assert done.code == 0, done.err
-    assert f"warning: {said}1,024 tokens" in done.err
+    said += "1,024 tokens; lower --max-model-len or enlarge the pool"
+    assert f"warning: {said}" in done.err
     manifest = json.loads((tmp_path / "small/manifest.json").read_text())
-    assert manifest["notes"] == [f"{said}1,024 tokens"]
+    assert manifest["notes"] == [said]
+    grows = pagelab(*words[:4], "2000", *words[5:-1], "--allocator", "orca-oracle", "--json")
+    (note,) = strict_object(grows.out)["notes"]
+    assert "the 2,048 tokens that its smallest request may grow to (prompt + max_tokens, rounded up) exceed" in note
     short = pagelab(*words[:4], "16", *words[5:-1], "--allocator", "paged", "--json")
     assert short.code == 3
     assert strict_object(short.out)["notes"] == [
