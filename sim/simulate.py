@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from workloads import Trace
 
 PS = metrics.PS
-MAX_BINS = 1_000
-TARGET_BINS = 500
+MAX_BINS = 600
+TARGET_BINS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def last_arrival_ps(trace: Trace) -> int:
 
 
 def grid(span: int) -> list[int]:
-    """Edges of at most 1,000 bins over simulated time, from the span alone; the last bin is open."""
+    """Edges of at most 600 bins over simulated time, from the span alone; the last bin is open."""
     width = max(-(-span // TARGET_BINS), 1) if span else PS
     return [width * i for i in range(1, MAX_BINS)]
 
