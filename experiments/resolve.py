@@ -21,8 +21,8 @@ from experiments.settings import Config, Memory, Scheduling, Workload
 from experiments.step_cost import step_model_of
 
 if TYPE_CHECKING:
+    from engine.core.limits import SchedulerConfig
     from engine.core.registry import PoolConfig
-    from engine.core.scheduler import SchedulerConfig
     from sim.cost import StepModel
     from workloads import Trace
 
@@ -197,7 +197,7 @@ def pool_config(config: Config, cell: Cell) -> PoolConfig:
 
 def scheduler_config(config: Config) -> SchedulerConfig:
     """The limits of a resolved configuration."""
-    from engine.core.scheduler import SchedulerConfig
+    from engine.core.limits import SchedulerConfig
 
     rules = config.scheduler
     return SchedulerConfig(

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
-from engine.core.scheduler import SchedulerConfig
 from experiments.presets import PRESETS
 from sim import metrics
 from sim.cost import PAPER_13B
