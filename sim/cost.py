@@ -41,6 +41,11 @@ def features_of(batch: Batch) -> Features:
     return Features(batch.num_seqs, batch.num_new_tokens, kv, pairs)
 
 
+def decode_features(num_seqs: int, num_kv_tokens: int) -> Features:
+    """Of a step in which every sequence gets one token."""
+    return Features(num_seqs, num_seqs, num_kv_tokens, num_kv_tokens)
+
+
 class StepModel(Protocol):
     """Duration of a step from its features."""
 
@@ -48,8 +53,9 @@ class StepModel(Protocol):
         """Picoseconds, at least 1."""
         ...
 
-    def slope(self, features: Features) -> int | None:
-        """In a run of pure decode steps: by how much each step outlasts the one before; None if not constant."""
+    def decode_line(self, num_seqs: int, num_kv_tokens: int) -> tuple[int, int | None]:
+        """Of a run of pure decode steps: duration of the first, and by how much each step outlasts the one before
+        (None if that is not constant)."""
         ...
 
     def coefficients(self) -> dict[str, int | str]:
@@ -85,9 +91,12 @@ class LinearModel:
         cost = self.base_ps + self.per_seq_ps * seqs + self.per_kv_token_ps * kv
         return max(cost + self.per_extra_token_ps * extra if extra > 0 else cost, 1)
 
-    def slope(self, features: Features) -> int | None:
-        """Each sequence attends to one token more."""
-        return self.per_kv_token_ps * features.num_seqs
+    def decode_line(self, num_seqs: int, num_kv_tokens: int) -> tuple[int, int | None]:
+        """Each sequence attends to one token more from step to step."""
+        first = self.base_ps + self.per_seq_ps * num_seqs + self.per_kv_token_ps * num_kv_tokens
+        if self.free_tokens is not None and num_seqs > self.free_tokens:
+            first += self.per_extra_token_ps * (num_seqs - self.free_tokens)
+        return max(first, 1), self.per_kv_token_ps * num_seqs
 
     def coefficients(self) -> dict[str, int | str]:
         """All in picoseconds."""
@@ -151,12 +160,12 @@ class RooflineModel:
         """The later of the two bounds, plus the overhead."""
         return max(self._bounds(features)) + self.overhead_ps
 
-    def slope(self, features: Features) -> int | None:
-        """Each sequence attends to one token more; None where the other bound may overtake."""
-        compute, memory = self._bounds(features)
-        if compute > memory:
-            return self.per_pair_ps * features.num_seqs if self.per_pair_ps >= self.per_kv_token_ps else None
-        return self.per_kv_token_ps * features.num_seqs if self.per_kv_token_ps >= self.per_pair_ps else None
+    def decode_line(self, num_seqs: int, num_kv_tokens: int) -> tuple[int, int | None]:
+        """Each sequence attends to one token more from step to step; no slope where the other bound may overtake."""
+        compute, memory = self._bounds(decode_features(num_seqs, num_kv_tokens))
+        per_token = self.per_kv_token_ps if memory >= compute else self.per_pair_ps
+        lasting = per_token >= max(self.per_kv_token_ps, self.per_pair_ps)
+        return max(compute, memory) + self.overhead_ps, per_token * num_seqs if lasting else None
 
     def coefficients(self) -> dict[str, int | str]:
         """The specification, and what became of it."""
@@ -192,9 +201,10 @@ class TableModel:
             self._at(self.duration_ps, tokens) + self._at(self.per_kv_token_ps, tokens) * features.num_kv_tokens, 1
         )
 
-    def slope(self, features: Features) -> int | None:
+    def decode_line(self, num_seqs: int, num_kv_tokens: int) -> tuple[int, int | None]:
         """T is constant in a run."""
-        return self._at(self.per_kv_token_ps, features.num_new_tokens) * features.num_seqs
+        first = self.duration(decode_features(num_seqs, num_kv_tokens))
+        return first, self._at(self.per_kv_token_ps, num_seqs) * num_seqs
 
     def coefficients(self) -> dict[str, int | str]:
         """The knots."""

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from engine.core.batch import StepResult
-from sim.cost import Features, StepModel, features_of
+from sim.cost import StepModel, decode_features, features_of
 from sim.progression import steps_until, total
 
 if TYPE_CHECKING:
@@ -52,12 +52,10 @@ class CostExecutor:
         steps = self._next_stop() - decodes.clock
         seqs = len(decodes.members)
         kv = decodes.sum_base + seqs * (decodes.clock + 1)
-        features = Features(seqs, seqs, kv, kv)
-        first = self._model.duration(features)
-        slope = self._model.slope(features)
+        first, slope = self._model.decode_line(seqs, kv)
         durations = None
         if slope is None:
-            durations = self._durations(features, first, steps, until, end)
+            durations = self._durations(seqs, kv, first, steps, until, end)
             steps = len(durations)
         else:
             if until is not None:
@@ -91,14 +89,13 @@ class CostExecutor:
                 if left:
                     heappush(self._stops, (batch.clock + left, request.order, request))
 
-    def _durations(self, features: Features, first: int, steps: int, until: int | None, end: int | None) -> list[int]:
+    def _durations(self, seqs: int, kv: int, first: int, steps: int, until: int | None, end: int | None) -> list[int]:
         """Step by step, as far as `horizon` goes."""
-        seqs, durations, elapsed = features.num_seqs, [first], first
+        durations, elapsed = [first], first
         for step in range(1, steps):
             if until is not None and elapsed >= until:
                 break
-            kv = features.num_kv_tokens + step * seqs
-            duration = self._model.duration(Features(seqs, seqs, kv, kv))
+            duration = self._model.duration(decode_features(seqs, kv + step * seqs))
             elapsed += duration
             if end is not None and elapsed > end:
                 break

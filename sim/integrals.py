@@ -126,26 +126,20 @@ class Integrals:
     def add_progression(self, start: int, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
         """The same for durations in arithmetic progression, in closed form between edges."""
         end = start + steps * first + slope * (steps * (steps - 1) // 2)
-        while end >= self._edge and steps:
-            before = steps_until(first, slope, self._edge - start, steps) - 1
-            if before:
-                self._log_progression(first, slope, before, state, growth)
+        if end < self._edge:
+            tokens = state[SEQS] * steps
+            self._log.add(self._segment, first, slope, steps, tokens, tokens, state, growth)
+            return
+        before = steps_until(first, slope, self._edge - start, steps) - 1
+        if before:
+            part = Growth(*(changes[: before - 1] for changes in growth))
+            self.add_progression(start, first, slope, before, list(state), part)
             for step in range(before):
                 self._grow(state, growth, step)
             start += before * first + slope * (before * (before - 1) // 2)
             first += before * slope
-            self.add_step(start, first, state, state[SEQS], state[SEQS])
-            start += first
-            first += slope
-            steps -= before + 1
-            if steps:
-                self._grow(state, growth, before)
-                growth = Growth(*(part[before + 1 :] for part in growth))
-        if steps:
-            self._log_progression(first, slope, steps, state, growth)
-
-    def _log_progression(self, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
-        tokens = state[SEQS] * steps
-        if len(growth[0]) >= steps:
-            growth = Growth(*(part[: steps - 1] for part in growth))
-        self._log.add(self._segment, first, slope, steps, tokens, tokens, state, growth)
+        self.add_step(start, first, state, state[SEQS], state[SEQS])
+        if before + 1 < steps:
+            self._grow(state, growth, before)
+            rest = Growth(*(changes[before + 1 :] for changes in growth))
+            self.add_progression(start + first, first + slope, slope, steps - before - 1, state, rest)
