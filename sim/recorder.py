@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
 from sim import integrals as at
-from sim.integrals import NO_GROWTH, Growth, Integrals
+from sim.integrals import NO_EDGE, NO_GROWTH, Growth, Integrals
 from sim.last_blocks import LastBlocks
 from sim.progression import boundary_after
 from sim.rows import Progress, RequestRow
@@ -61,6 +61,9 @@ class Recorder:
         self.num_copied_blocks = 0
         self.snapshots: list[Snapshot] = []
         self._snapshot_times = list(reversed(snapshot_times))
+        self.snapshot_due = snapshot_times[0] if snapshot_times else NO_EDGE
+        """When the next picture is due: at the first step boundary at or after that, of a batch that is a single
+        step."""
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
         self._progress: dict[Request, Progress] = {}
         self._final_sum = 0
@@ -72,12 +75,6 @@ class Recorder:
     def num_steps(self) -> int:
         """Steps replayed."""
         return sum(row[at.STEPS] for row in self.integrals.segments())
-
-    @property
-    def next_snapshot(self) -> int | None:
-        """When the next picture is due: at the first step boundary at or after that, of a batch that is a single step.
-        None if no more are."""
-        return self._snapshot_times[-1] if self._snapshot_times else None
 
     # events -------------------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class Recorder:
             self.moved(start, batch)
         if self._pages and (batch.chunks or batch.clock >= self._last_blocks.next_clock):
             self._last_blocks.scheduled(batch)
-        if self._snapshot_times and start >= self._snapshot_times[-1]:
+        if start >= self.snapshot_due:
             self._snapshot(start)
         self.num_turns += 1
         if batch.copies:
@@ -168,6 +165,7 @@ class Recorder:
     def _snapshot(self, now: int) -> None:
         while self._snapshot_times and now >= self._snapshot_times[-1]:
             self._snapshot_times.pop()
+        self.snapshot_due = self._snapshot_times[-1] if self._snapshot_times else NO_EDGE
         regions = self._allocator.regions()
         ids = {request.row: int(request.request_id) for request in self._scheduler.running}
         owner = regions.owner.copy()

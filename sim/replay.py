@@ -112,7 +112,8 @@ class Replay:
         """The server: its own time runs ahead of the environment's while no other event is due before it."""
         scheduler, recorder, arrivals = self._scheduler, self._recorder, self._arrivals
         end = NEVER if self._end is None else self._end
-        peek, on_turn = env.peek, self._on_turn
+        on_turn = self._on_turn
+        due = env.peek()  # nobody can schedule an event before this process yields
         now = int(env.now)
         while now < end:
             if arrivals.next_time <= now:
@@ -139,8 +140,9 @@ class Replay:
                 recorder.updated(now, batch, scheduler.update(batch, result))
                 if on_turn is not None and not recorder.num_turns & 1023:
                     on_turn(now)
-            if peek() <= now:
+            if due <= now:
                 yield env.timeout(now - int(env.now))
+                due = env.peek()
         return now
 
     def _horizon(self, now: int, end: int) -> int:
@@ -149,11 +151,10 @@ class Replay:
         if not scheduler.may_run_on:
             return 1
         until = self._arrivals.next_time if scheduler.arrival_matters() else NEVER
-        pictured = self._recorder.next_snapshot
-        if pictured is not None:
-            if pictured <= now:
+        if self._recorder.snapshot_due < until:
+            until = self._recorder.snapshot_due
+            if until <= now:
                 return 1
-            until = min(until, pictured)
         return horizon(
             scheduler,
             self._executor,
