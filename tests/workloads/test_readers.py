@@ -25,11 +25,11 @@ def written(tmp_path: Path, content: str | bytes, name: str = "trace.csv") -> Pa
         (b"", "the file is empty"),
         (b"\n  \n", "the file is empty"),
         (b"\x1f\x8b", "gzip stream ends early"),
-        (gzip.compress(b"a,b\n1,2\n" * 50)[:-9], "gzip stream ends early"),
-        (gzip.compress(b""), "the file is empty"),
+        (gzip.compress(b"a,b\n1,2\n" * 50, mtime=0)[:-9], "gzip stream ends early"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
         (b"<!DOCTYPE html>\n<html>", "an HTML page.*curl -L"),
         (b"\n<html>", "an HTML page"),
-        (gzip.compress(b"version https://git-lfs.github.com/spec/v1\n"), "Git LFS pointer"),
+        (gzip.compress(b"version https://git-lfs.github.com/spec/v1\n", mtime=0), "Git LFS pointer"),
         (b"PK\x03\x04rest", "a zip archive"),
         (b"\x28\xb5\x2f\xfdrest", "zstd"),
         ("a,b\n".encode("utf-16"), "UTF-16"),
@@ -38,6 +38,7 @@ def written(tmp_path: Path, content: str | bytes, name: str = "trace.csv") -> Pa
         (b"PAR1 and no more", "damaged Parquet"),
         (b"x,y\n1,2\n", "csv:1: no known format; the first line is 'x,y'.*azure: .*vidur: .*lengths: "),
     ],
+    ids=lambda value: "content" if isinstance(value, bytes) else value,
 )
 def test_what_is_no_trace_is_named_for_what_it_is(content: bytes, message: str, tmp_path: Path):
     with pytest.raises(TraceError, match=message):

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any
 
 from engine.core.allocator import Grant, Refusal
 from engine.core.content import TokenContent
 from engine.core.paged import PagedAllocator
 from engine.core.request import Request
-
-FOLDER = Path(os.environ.get("PAGELAB_ORACLE", Path(__file__).parents[2] / "data" / "oracle"))
-FILES = sorted(FOLDER.glob("*.json.gz"))
-
-
-def load(path: Path) -> dict[str, Any]:
-    with gzip.open(path) as file:
-        recorded: dict[str, Any] = json.load(file)
-    return recorded
 
 
 def _paged(config: dict[str, Any]) -> PagedAllocator:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.engine.core.manager_replay import FILES, FOLDER, ManagerReplay, load
+from tests.engine.core.manager_replay import ManagerReplay
+from tests.engine.core.recordings import FOLDER, RECORDED, UNKNOWN, of_kind
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
-def test_manager_reproduces_the_recorded_oracle_trace(path: Path) -> None:
-    recorded = load(path)
-    if recorded.get("kind") != "kv_cache_manager":
-        pytest.skip(f"{path.name} is of kind {recorded.get('kind')!r}, not kv_cache_manager")
+@pytest.mark.parametrize("name", of_kind("kv_cache_manager"))
+def test_manager_reproduces_the_recorded_oracle_trace(name: str) -> None:
+    recorded = RECORDED[name]
     replay = ManagerReplay(recorded["config"])
     for index, operation in enumerate(recorded["ops"]):
         result, state = replay.play(operation)
@@ -21,5 +18,10 @@ def test_manager_reproduces_the_recorded_oracle_trace(path: Path) -> None:
         assert (index, state) == (index, operation["state"])
 
 
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_oracle_traces_of_an_unknown_kind_are_skipped(name: str) -> None:
+    pytest.skip(f"{name} is of kind {RECORDED[name].get('kind')!r}, which nothing here can replay")
+
+
 def test_the_oracle_folder_holds_traces() -> None:
-    assert FILES, f"no recorded traces in {FOLDER}"
+    assert RECORDED, f"no recorded traces in {FOLDER}"

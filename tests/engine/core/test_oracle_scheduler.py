@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +12,7 @@ from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-
-FOLDER = Path(os.environ.get("PAGELAB_ORACLE", Path(__file__).parents[2] / "data" / "oracle"))
-FILES = sorted(FOLDER.glob("*.json.gz"))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    with gzip.open(path) as file:
-        recorded: dict[str, Any] = json.load(file)
-    if recorded.get("kind") != "scheduler":
-        pytest.skip(f"{path.name} is of kind {recorded.get('kind')!r}, not scheduler")
-    return recorded
+from tests.engine.core.recordings import RECORDED, of_kind
 
 
 class Replayed:
@@ -110,9 +96,9 @@ class Replayed:
         return sampled, stopped
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.removesuffix(".json.gz"))
-def test_scheduler_reproduces_the_recorded_oracle_trace(path: Path) -> None:
-    recorded = _load(path)
+@pytest.mark.parametrize("name", of_kind("scheduler"))
+def test_scheduler_reproduces_the_recorded_oracle_trace(name: str) -> None:
+    recorded = RECORDED[name]
     replayed = Replayed(recorded)
     arrivals = recorded["requests"]
     for expected in recorded["steps"]:
@@ -134,7 +120,3 @@ def test_scheduler_reproduces_the_recorded_oracle_trace(path: Path) -> None:
         "steps": len(recorded["steps"]),
     }
     assert totals == recorded["totals"]
-
-
-def test_the_oracle_folder_holds_traces_of_both_kinds() -> None:
-    assert len(FILES) >= 2, f"no recorded traces in {FOLDER}"

@@ -13,8 +13,9 @@ import pytest
 from engine.core.contract import run_contract
 from engine.core.paged import PagedAllocator
 from engine.core.registry import make_allocator
-from tests.engine.core.manager_replay import FILES, ManagerReplay, load
+from tests.engine.core.manager_replay import ManagerReplay
 from tests.engine.core.planted_faults import FAULTS
+from tests.engine.core.recordings import RECORDED
 
 SUITES = {
     "paged": lambda pool: make_allocator("paged", pool),
@@ -35,7 +36,7 @@ def suite(allocator: str) -> None:
 @functools.cache
 def traces() -> list[dict[str, Any]]:
     """Short ones first: most faults show at once."""
-    recorded = [load(path) for path in sorted(FILES, key=lambda path: path.stat().st_size)]
+    recorded = sorted(RECORDED.values(), key=lambda recording: len(recording.get("ops", ())))
     return [trace for trace in recorded if trace.get("kind") == "kv_cache_manager"]
 
 
