@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -93,7 +95,8 @@ def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
     if ":" in task.cell.allocator:
         see_own_modules()
     try:
-        run = simulate(task.spec, task.trace, executor_of(task), on_turn=on_turn)
+        with redirect_stdout(sys.stderr):  # an allocator may print, but stdout is for results
+            run = simulate(task.spec, task.trace, executor_of(task), on_turn=on_turn)
         tables = {"requests": run.requests(), "timeline": run.timeline()}
         if task.cell.map_frames:
             tables["map"] = run.memory_map()
@@ -102,8 +105,9 @@ def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
         outcome = Outcome(task.cell, dict(run.summary), [check._asdict() for check in run.checks], tables)
     except DeviceMissing:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever an allocator does, the other cells are run and kept
-        outcome = Outcome(task.cell, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an allocator does, the other cells are kept
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        outcome = Outcome(task.cell, error=told, details=traceback.format_exc())
     outcome.num_rows = {name: len(frame) for name, frame in outcome.tables.items()}
     outcome.wall_s = time.perf_counter() - started
     return outcome

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from functools import partial
 
 from experiments import exits
@@ -31,14 +33,17 @@ def check_verb(name: str, seeds: int, actions: int, *, as_json: bool) -> int:
         raise UsageError(str(error)) from error
     pools = [None, *(PoolConfig(blocks, size, max_model_len=max(2, blocks * size)) for blocks, size in SHAPES)]
     pools += [PoolConfig(24, 4, max_model_len=64, enable_caching=False)]
-    num_runs = 0
+    num_runs = num_admitted = 0
     for pool in pools:
         for seed in range(seeds):
             try:
-                run_contract(make, seed=seed, num_actions=actions, config=pool)
-            except ContractViolation as violation:
+                with redirect_stdout(sys.stderr):  # an allocator may print, but stdout is for results
+                    num_admitted += run_contract(make, seed=seed, num_actions=actions, config=pool)
+            except (ContractViolation, SystemExit) as violation:
                 return _broken(name, num_runs, str(violation), as_json=as_json)
             num_runs += 1
+    if not num_admitted:
+        return _broken(name, num_runs, "it admitted not one request: nothing was put to the test", as_json=as_json)
     if as_json:
         say_json({"allocator": name, "holds": True, "num_runs": num_runs, "num_actions": num_runs * actions})
     else:

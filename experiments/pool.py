@@ -32,12 +32,18 @@ class Pool:
 
     def blocks(self, block_size: int) -> int:
         """Blocks that requests can hold, the null block not counted."""
+        from engine.core.allocator import MAX_BLOCKS
+
         if self.num_blocks is not None:
-            return self.num_blocks
-        assert self.tokens is not None
-        if self.tokens < block_size:
-            raise UsageError(f"not one block of {block_size} tokens fits into a capacity of {self.tokens:,} tokens")
-        return self.tokens // block_size
+            blocks = self.num_blocks
+        else:
+            assert self.tokens is not None
+            blocks = self.tokens // block_size
+            if not blocks:
+                raise UsageError(f"not one block of {block_size} tokens fits into a capacity of {self.tokens:,} tokens")
+        if blocks > MAX_BLOCKS:
+            raise UsageError(f"{blocks:,} blocks of {block_size} tokens are more than the {MAX_BLOCKS:,} of any pool")
+        return blocks
 
     def to_dict(self) -> dict[str, Any]:
         """For the JSON object and the manifest."""

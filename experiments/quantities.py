@@ -102,8 +102,8 @@ def window(value: Any) -> Any:
         value = parts
     if isinstance(value, list | tuple):
         start, stop = (float(seconds(bound)) for bound in value)
-        if not 0 <= start < stop < float("inf"):
-            raise ValueError(f"a window needs 0 <= START < STOP in seconds, got {start:g}:{stop:g}")
+        if not 0 <= start < stop <= 1e9:
+            raise ValueError(f"a window needs 0 <= START < STOP <= 1e9 in seconds, got {start:g}:{stop:g}")
         return (start, stop)
     return value
 
@@ -127,7 +127,7 @@ def headroom_bytes(text: str) -> int:
 
 
 Count = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(fraction), Field(ge=0, le=1)]
 Bytes = Annotated[int, BeforeValidator(byte_count), Field(ge=0)]

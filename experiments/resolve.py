@@ -220,8 +220,8 @@ def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
             see_own_modules()
             load_allocator(name)
         else:
-            smallest = max((c for c in cells if c.allocator == name), key=lambda c: c.block_size)
-            make_allocator(name, pool_config(config, smallest))
+            for size in {cell.block_size: cell for cell in cells if cell.allocator == name}.values():
+                make_allocator(name, pool_config(config, size))
 
 
 def see_own_modules() -> None:

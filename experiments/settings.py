@@ -112,7 +112,7 @@ class Measuring(Section):
     end_s: End | None = None
     record_steps: bool = False
     skip: bool = True
-    map_frames: int | None = Field(default=None, ge=0)
+    map_frames: int | None = Field(default=None, ge=0, le=100_000)
 
 
 class Config(Section):

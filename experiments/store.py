@@ -104,7 +104,11 @@ class Store:
     @classmethod
     def create(cls, folder: Path, *, overwrite: bool) -> Store:
         """A fresh folder; UsageError if there is something and it is not to be replaced."""
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        try:
+            unfit = folder.is_symlink() or (folder.exists() and not folder.is_dir())
+        except OSError as error:
+            raise UsageError(f"{str(folder)[:80]}: cannot be a folder: {error.strerror}") from error
+        if unfit:
             raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
         found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
         if found and not overwrite:

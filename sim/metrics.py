@@ -112,10 +112,11 @@ def latencies(rows: Iterable[RequestRow]) -> dict[str, float | None]:
 
 
 def memory(
-    row: Sequence[int], capacity_slots: int, *, caches: bool = False, per_step: bool = False
+    row: Sequence[int], capacity_slots: int, *, reserves: bool, caches: bool = False, per_step: bool = False
 ) -> dict[str, float | None]:
     """The strict accounting of one row of integrals, as fractions of the capacity; sums to one by construction.
 
+    `reserves`: a request's memory is asked for whole at admission, so that `internal` has a part beyond its true length.
     `per_step`: means over steps begun instead of over time (what the paper's artifact plots).
     """
     shift = at.WIDTH if per_step else 0
@@ -123,7 +124,7 @@ def memory(
     get = {name: row[shift + index] for index, name in enumerate(at.STATE)}
     free = whole - get["used"]
     live = get["tokens"] - get["extra"]
-    roundup = get["used"] - get["asked"] if get["asked"] else get["internal"]
+    roundup = get["used"] - get["asked"] if reserves else get["internal"]
     external = get["hole"] + get["short"]
     slots = {
         "live": live,
@@ -141,15 +142,18 @@ def memory(
     return {f"kv_{name}_frac": ratio(value, whole) for name, value in slots.items()}
 
 
-def paper_memory(row: Sequence[int], capacity_slots: int, *, per_step: bool = False) -> dict[str, float | None]:
-    """The artifact's accounting: token = live; reserved = prompt + output - current and internal = reserved length -
-    (prompt + output) for reservations, both 0 for paged; external and others = the rest, buddy round-up included."""
+def paper_memory(
+    row: Sequence[int], capacity_slots: int, *, reserves: bool, per_step: bool = False
+) -> dict[str, float | None]:
+    """The artifact's accounting: token = live; for whole reservations reserved = prompt + output - current and internal =
+    reserved length - (prompt + output), both 0 where memory comes as tokens do; external and others = the rest, buddy
+    round-up included."""
     shift = at.WIDTH if per_step else 0
     whole = capacity_slots * (row[at.STEPS] if per_step else row[at.TIME])
     tokens = row[shift + at.TOKENS] - row[shift + at.EXTRA]
     asked = row[shift + at.ASKED]
-    reserved = row[shift + at.TRUE_TOTAL] - tokens if asked else 0
-    internal = asked - row[shift + at.TRUE_TOTAL] if asked else 0
+    reserved = row[shift + at.TRUE_TOTAL] - tokens if reserves else 0
+    internal = asked - row[shift + at.TRUE_TOTAL] if reserves else 0
     parts = {
         "token": tokens,
         "reserved": reserved,

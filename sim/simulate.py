@@ -93,6 +93,11 @@ class Run:
         return allocator.growth_tokens == allocator.block_size and not getattr(allocator, "contiguous", False)
 
     @property
+    def reserves(self) -> bool:
+        """Whether all of a request's memory is taken at admission."""
+        return self.allocator.growth_tokens == 0
+
+    @property
     def caches(self) -> bool:
         """Whether free blocks may hold cached prefixes."""
         return bool(getattr(self.allocator, "enable_caching", False))

@@ -25,7 +25,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     finished = [r for r in run.rows if r.status in ("finished", "truncated")]
     in_window = sum(window.start <= r.finish < window.stop for r in finished)
     span_s = (window.stop - window.start) / PS
-    strict = metrics.memory(row, capacity, caches=run.caches)
+    strict = metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches)
     backlog = run.backlog
     saturated = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
     counts = metrics.counts(run.rows)
@@ -41,10 +41,10 @@ def summary_of(run: Run) -> dict[str, Any]:
         if run.pages
         else None,
         "external_fragmentation_index": _index(run, row),
-        **_paper(row, capacity),
+        **_paper(run, row),
         "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
         "iter_mean_batch_size": metrics.ratio(row[at.WIDTH + at.SEQS], row[at.STEPS]),
-        "iter_kv_live_frac": metrics.memory(row, capacity, per_step=True)["kv_live_frac"],
+        "iter_kv_live_frac": metrics.memory(row, capacity, reserves=run.reserves, per_step=True)["kv_live_frac"],
         "mean_num_waiting": metrics.ratio(
             backlog.until(window.stop) - backlog.until(window.start), window.stop - window.start
         ),
@@ -73,17 +73,19 @@ def _whole_run(run: Run, num_done: int) -> dict[str, float | None]:
     makespan_s = run.makespan / PS
     return {
         "makespan_s": makespan_s,
-        "makespan_kv_live_frac": metrics.memory(whole, run.capacity_slots)["kv_live_frac"],
+        "makespan_kv_live_frac": metrics.memory(whole, run.capacity_slots, reserves=run.reserves)["kv_live_frac"],
         "makespan_mean_batch_size": metrics.ratio(whole[at.SEQS], whole[at.TIME]),
         "makespan_request_throughput_per_s": num_done / makespan_s if makespan_s else None,
         "makespan_output_tok_per_s": whole[at.EMITTED] / makespan_s if makespan_s else None,
     }
 
 
-def _paper(row: Sequence[int], capacity: int) -> dict[str, float | None]:
+def _paper(run: Run, row: Sequence[int]) -> dict[str, float | None]:
     """The artifact's accounting, over time and (as the artifact does) over iterations."""
-    over_time = {f"paper_{k}_frac": v for k, v in metrics.paper_memory(row, capacity).items()}
-    over_steps = metrics.paper_memory(row, capacity, per_step=True)
+    over_time = {
+        f"paper_{k}_frac": v for k, v in metrics.paper_memory(row, run.capacity_slots, reserves=run.reserves).items()
+    }
+    over_steps = metrics.paper_memory(row, run.capacity_slots, reserves=run.reserves, per_step=True)
     return over_time | {f"iter_paper_{k}_frac": v for k, v in over_steps.items()}
 
 
@@ -160,7 +162,7 @@ def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
     return {
         "time_s": start / PS,
         "duration_s": duration / PS,
-        **metrics.memory(row, run.capacity_slots, caches=run.caches),
+        **metrics.memory(row, run.capacity_slots, reserves=run.reserves, caches=run.caches),
         "external_fragmentation_index": _index(run, row),
         "mean_batch_size": metrics.ratio(row[at.SEQS], duration),
         "mean_num_waiting": metrics.ratio(waiting, duration),

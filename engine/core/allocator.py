@@ -206,10 +206,16 @@ def holds_nothing(request: Request) -> KeyError:
     return KeyError(f"request {request.request_id!r} holds no blocks in this pool")
 
 
+MAX_BLOCKS = 1 << 26
+"""More blocks than any pool has; keeps a slip of the finger from eating the memory of this machine."""
+
+
 def check_pool(capacity_blocks: int, block_size: int) -> None:
-    """Refuses a pool without a block or a slot."""
+    """Refuses a pool without a block or a slot, or with absurdly many."""
     if capacity_blocks < 1 or block_size < 1:
         raise ValueError(f"a pool needs positive sizes, got num_blocks={capacity_blocks}, block_size={block_size}")
+    if capacity_blocks > MAX_BLOCKS:
+        raise ValueError(f"num_blocks={capacity_blocks} is more than the {MAX_BLOCKS} that a pool may have")
 
 
 def regions_of(owner: npt.NDArray[np.int64]) -> Regions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -27,10 +28,10 @@ __all__ = ["ContractViolation", "ShadowMemory", "check_state", "run_contract", "
 Factory = Callable[[PoolConfig], KVAllocator]
 
 
-def run_contract(make: Factory, *, seed: int, num_actions: int = 60, config: PoolConfig | None = None) -> None:
+def run_contract(make: Factory, *, seed: int, num_actions: int = 60, config: PoolConfig | None = None) -> int:
     """Drives one allocator through `num_actions` random actions; ContractViolation at the first broken rule.
 
-    Without `config` the seed also draws the pool. Same arguments, same actions."""
+    Without `config` the seed also draws the pool. Same arguments, same actions. How many requests were admitted."""
     rng = Random(seed)
     config = config or random_config(rng)
     history: deque[str] = deque(maxlen=12)
@@ -39,6 +40,7 @@ def run_contract(make: Factory, *, seed: int, num_actions: int = 60, config: Poo
         for _ in range(num_actions):
             actor.act()
         actor.drain()
+        return actor.num_admitted
     except Exception as error:
         tail = "\n  ".join(history)
         raise ContractViolation(f"{type(error).__name__}: {error}\nseed={seed}, {config}\n  {tail}") from error
@@ -55,6 +57,7 @@ class _Actor:
         self.waiting: list[Request] = []
         self.unsettled: list[Grant] = []
         self.has_surplus: set[Request] = set()
+        self.num_admitted = 0
         self.source = RequestSource(config, rng)
         self.weights = (8, rng.choice((2, 8)), rng.choice((2, 8)), rng.choice((1, 4)), rng.choice((1, 4)), 3, 1)
         self.empty = self.allocator.stats()
@@ -149,12 +152,11 @@ class _Actor:
         table = [*hit.block_ids, *answer.new_blocks[0]]
         expect(list(self.allocator.block_table(request)) == table, "table = hit + new", request.blocks, table)
         expect(answer.num_computed_tokens == hit.num_tokens, "a hit needs no computation", answer, hit)
-        used = {other.row for other in self.running}
-        request.row = next(row for row in range(len(used) + 1) if row not in used)
+        request.row = next(row for row in count() if all(other.row != row for other in self.running))
         request.order = max((other.order for other in self.running), default=0) + 1
         request.computed = hit.num_tokens
-        self.waiting.remove(request)
-        self.running.append(request)
+        self.num_admitted += 1
+        self.running.append(self.waiting.pop(self.waiting.index(request)))
         self.ran(answer, [request], [total])
 
     def refused(self, answer: Refusal, before: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def make_allocator(name: str, pool: PoolConfig) -> KVAllocator:
     if name in ALLOCATORS:
         return ALLOCATORS[name](pool)
     if ":" in name:
-        return load_allocator(name)(pool)
+        return _as_asked(name, load_allocator(name)(pool), pool)
     fit = next((f for f in FITS if name.endswith("-" + f)), None)
     if name.startswith("contiguous-") and fit:
         return _contiguous(name[len("contiguous-") : -len(fit) - 1], fit)(pool)
@@ -79,15 +79,29 @@ def make_allocator(name: str, pool: PoolConfig) -> KVAllocator:
     )
 
 
+def _as_asked(name: str, allocator: KVAllocator, pool: PoolConfig) -> KVAllocator:
+    """Refuses an allocator whose pool is not the one it was given: comparisons are at equal capacity."""
+    asked = {
+        "block_size": pool.block_size,
+        "capacity_blocks": pool.capacity_blocks,
+        "num_blocks": pool.capacity_blocks + 1,
+    }
+    for attribute, value in asked.items():
+        found = getattr(allocator, attribute, None)
+        if found != value:
+            raise ValueError(f"allocator {name!r} has {attribute}={found!r}, but its PoolConfig asks for {value}")
+    return allocator
+
+
 def load_allocator(path: str) -> Callable[[PoolConfig], KVAllocator]:
     """A user's class or factory from `package.module:Class`, called with a `PoolConfig`."""
     module_name, _, attribute = path.partition(":")
     try:
         made: Any = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the user's module raises, it is the user's to mend
         raise ValueError(
-            f"cannot load allocator {path!r}: {error}; it must be importable as package.module:Class "
-            "(is its folder on PYTHONPATH?)"
+            f"cannot load allocator {path!r}: {type(error).__name__}: {error}; it must be importable as "
+            "package.module:Class (is its folder on PYTHONPATH?)"
         ) from error
     if not callable(made):
         raise ValueError(f"allocator {path!r} is not callable: it must be a class that takes a PoolConfig")

@@ -119,7 +119,7 @@ class Scheduler:
 
     def _go_on(self, batch: Batch, first_growth: int, more: int) -> None:
         """Lets a steady batch stand for `more` steps after the one that it was decided for."""
-        if more:
+        if more and self.allocator.growth_tokens is not None:
             decodes = self.decodes
             batch.num_steps, batch.growth = 1 + more, [first_growth, *decodes.growth_counts(more)]
             self.allocator.advance(decodes, more)

@@ -107,6 +107,8 @@ def check_state(allocator: KVAllocator, running: Sequence[Request], *, copying: 
         _check_table(allocator, request, owner, keys)
     extra = sum(len(allocator.block_table(request)) for request in running) - len(keys)
     expect(extra == stats.num_extra_references, "references beyond the first", extra, stats)
+    slots = extra * allocator.block_size  # only full blocks are shared
+    expect(slots == stats.num_extra_slots, "slots of references beyond the first", slots, stats)
     needed = keys.keys() | set(copying)
     expect(
         len(needed) <= held if copying else len(needed) == held,

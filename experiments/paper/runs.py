@@ -86,7 +86,7 @@ def run(key: RunKey, lengths: Lengths) -> Measured:
     assert not broken, f"{key}: {broken}"
     row = done.integrals_between(done.window.start, done.window.stop)
     slots = done.capacity_slots
-    strict = {f"iter_{k}": v for k, v in metrics.memory(row, slots, per_step=True).items()}
+    strict = {f"iter_{k}": v for k, v in metrics.memory(row, slots, reserves=done.reserves, per_step=True).items()}
     values = {**done.summary, **strict}
     return {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
 

@@ -125,7 +125,7 @@ def test_the_page_stands_alone(finished):
 
 def test_the_page_answers_first_and_every_caption_names_its_origin(finished):
     page = Page(finished[1].path)
-    assert "Given memory for 6,272 tokens in blocks of 16 and the same 60 requests, paged kept" in page.text
+    assert "Given memory for 6,272 tokens in blocks of 16 and the same 60 requests" in page.text
     assert "pagelab run --set kv.block_size=16" in page.text
     caption = "n = 60 requests a run · seeds 0 · trace paper-fig2 sha256 0123456789ab · block size 16"
     assert page.text.count(caption + " · device: simulated · step model paper-13b · pagelab run") == len(FIGURES)

@@ -127,7 +127,7 @@ def test_preemptions_make_no_headline_hits():
 
 def test_seventeen_tokens_in_two_blocks_fill_seventeen_of_thirty_two_slots():
     done = run(Trace.build([0], [17], [1]))
-    found = metrics.memory(done.integrals_between(0, done.makespan + 1), done.capacity_slots)
+    found = metrics.memory(done.integrals_between(0, done.makespan + 1), done.capacity_slots, reserves=False)
     assert found["kv_live_frac"] / found["kv_blocks_used_frac"] == pytest.approx(17 / 32)
     assert found["kv_internal_frac"] / found["kv_blocks_used_frac"] == pytest.approx(15 / 32)
     assert found["kv_reserved_frac"] == 0
