@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments import exits, store
 from experiments.cells import Outcome, Task, need_torch, run_task, task_of
-from experiments.comparison_table import table, verdict
+from experiments.comparison_table import table, verdict, window_notes
 from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
 from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.exits import UsageError
@@ -199,7 +199,7 @@ def conclude(
     outcomes = progress.in_order(plan)
     rows = [summary_row(outcome) for outcome in outcomes if outcome.summary is not None]
     code = exit_code(outcomes, interrupted=progress.interrupted)
-    for note in rejection_notes(plan, outcomes):
+    for note in [*rejection_notes(plan, outcomes), *window_notes(rows)]:
         talk.warn(f"warning: {note}")
         plan.notes.append(note)
     report = None

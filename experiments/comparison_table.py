@@ -18,6 +18,10 @@ FOOTNOTE = (
 )
 
 
+IDLE_FREE = 0.05
+"""From this mean free share on, a pool counts as partly idle."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of the table: mean over runs, and the spread where there are several."""
@@ -55,6 +59,11 @@ COLUMNS = (
     Column("preemptions", "pre-\nempt", "num_preemptions", _count),
     Column("rejected", "re-\nject", "num_rejected", _count),
 )
+PREFIX = (
+    Column("hit tokens", "hit\ntok", "prefix_hit_tokens", _count),
+    Column("hit %", "hit\n%", "prefix_hit_frac", _percent),
+)
+"""Prompt tokens that were found in the cache: shown where any run looked some up, in little room the share alone."""
 WIDE = 110
 """Columns of a terminal that has room for whole words."""
 
@@ -69,7 +78,7 @@ def grouped(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
 
 def mean_sd(rows: Sequence[Row], key: str) -> tuple[float | None, float | None]:
     """Over the runs that have the value; the standard deviation from two on."""
-    values = [row[key] for row in rows if row.get(key) is not None]
+    values = [value for row in rows if (value := row.get(key)) is not None and not math.isnan(value)]
     if not values:
         return None, None
     mean = math.fsum(values) / len(values)
@@ -88,13 +97,15 @@ def table(rows: Sequence[Row], *, width: int) -> Table:
     made = Table(caption_justify="left", **rules)
     made.add_column("allocator", no_wrap=True)
     made.add_column("block" if wide else "bs", justify="right", no_wrap=True)
-    for column in COLUMNS:
+    looked_up = any(row.get("prefix_query_tokens") for row in rows)
+    columns = (*COLUMNS, *(PREFIX if wide else PREFIX[1:])) if looked_up else COLUMNS
+    for column in columns:
         made.add_column(column.title if wide else column.short, justify="right", no_wrap=True)
     saturated = False
     for (allocator, size), runs in grouped(rows).items():
         marked = any(run.get("saturated") for run in runs)
         saturated |= marked
-        made.add_row(allocator, str(size), *(_written(column, runs, marked) for column in COLUMNS))
+        made.add_row(allocator, str(size), *(_written(column, runs, marked) for column in columns))
     if saturated:
         made.caption = FOOTNOTE
     return made
@@ -118,12 +129,57 @@ def verdict(rows: Sequence[Row]) -> str:
         return (
             f"No request completed ({turned_away:,} rejected): the pool or max_model_len is too small for this trace."
         )
+    if not any(map(_ran, rows)):
+        return "Nothing was measured: no request ran in the window."
     live = {key: mean_sd(runs, "kv_live_frac")[0] for key, runs in groups.items()}
     known = {key: value for key, value in live.items() if value is not None}
     ours = _one_each(known)
+    shown = list(ours.values()) if len(ours) > 1 else list(known)
+    if idle := why_idle([groups[key] for key in shown]):
+        return _speeds({key: groups[key] for key in shown}) + f" {idle}, so live shares do not rank allocators."
     if len(ours) > 1:
         return _between_allocators(groups, known, ours)
     return _between_sizes(known)
+
+
+def _ran(row: Row) -> bool:
+    return (row.get("mean_batch_size") or 0) > 0
+
+
+def window_notes(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each window in which no request ran, though some were served."""
+    empty = [row for row in rows if not _ran(row) and row["num_finished"] + row["num_truncated"] > 0]
+    notes = []
+    for row in empty:
+        who = "" if len(empty) == len(rows) else f"{row['allocator']} at block size {row['block_size']}: "
+        start, stop = row.get("window_start_s"), row.get("window_stop_s")
+        bounds = "" if start is None or stop is None else f" [{start:g}, {stop:g}) s"
+        notes.append(f"{who}no request ran in the window{bounds}: use --window arrivals")
+    return list(dict.fromkeys(notes))
+
+
+def why_idle(groups: Sequence[Sequence[Row]]) -> str:
+    """Why the live shares of these runs are no ranking; empty if the memory was always wanted."""
+    free = [mean_sd(runs, "kv_free_frac")[0] for runs in groups]
+    if any(value is not None and value >= IDLE_FREE for value in free):
+        return "Part of the memory was free while nothing was refused for want of it"
+    kept_up = dict.fromkeys(runs[0]["allocator"] for runs in groups if not any(run.get("saturated") for run in runs))
+    return f"{' and '.join(kept_up)} kept up with the arrivals" if kept_up else ""
+
+
+def _speeds(groups: dict[tuple[str, int], list[Row]]) -> str:
+    """Batch, time to first token and throughput of each."""
+    parts = []
+    for (name, size), runs in groups.items():
+        batch, ttft, rate = (mean_sd(runs, key)[0] for key in ("mean_batch_size", "mean_ttft_s", "output_tok_per_s"))
+        late = SATURATED if any(run.get("saturated") for run in runs) else ""
+        values = (
+            "batch –" if batch is None else f"batch {batch:.1f}",
+            "TTFT –" if ttft is None else f"TTFT {_short(ttft)} s{late}",
+            "– tok/s" if rate is None else f"{rate:,.0f} tok/s",
+        )
+        parts.append(f"{name} (block size {size}): {', '.join(values)}")
+    return "; ".join(parts) + "."
 
 
 def _one_each(live: dict[tuple[str, int], float]) -> dict[str, tuple[str, int]]:

@@ -17,7 +17,15 @@ from experiments.figures import FIGURES, Stored
 from experiments.figures.answer import answer
 from experiments.figures.caption import caption_of, command_of
 from experiments.figures.drawing import Drawn, draw_all
-from experiments.figures.tables import MEMORY, SPEED, exclusions, lost_cells, results, results_by_block_size, setup
+from experiments.figures.tables import (
+    MEMORY,
+    exclusions,
+    lost_cells,
+    results,
+    results_by_block_size,
+    setup,
+    speed_columns,
+)
 from sim.metrics import METRICS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -82,7 +90,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "figures": [p for p in pictures if p["name"] != BLOCK_SIZE_FIGURE],
         "block_size_figure": next((p for p in pictures if p["name"] == BLOCK_SIZE_FIGURE), None),
         "memory": results(stored, MEMORY),
-        "speed": results(stored, SPEED),
+        "speed": results(stored, speed_columns(stored)),
         "by_block_size": results_by_block_size(stored),
         "base_block_size": stored.base_block_size,
         "num_seeds": stored.base["seed"].nunique(),

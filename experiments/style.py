@@ -63,7 +63,7 @@ STRICT_STATES = (
     State("internal_roundup", "internal: lost to rounding up", "#FBF6B8", "xx"),
     State("external_hole", "external: free, but in too small holes", "#3D3D3D"),
     State("external_short", "external: free, but too little", "#9A9A9A", ".."),
-    State("free", "free: nobody is waiting for it", "#FFFFFF"),
+    State("free", "free: not refused for memory", "#FFFFFF"),
 )
 PAPER_STATES = (
     State("token", "live: token states", "#009E73"),

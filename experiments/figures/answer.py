@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from experiments.comparison_table import why_idle, window_notes
 from experiments.figures.caption import num_requests_of
 from experiments.figures.repeats import over_seeds
 from experiments.figures.tables import number
@@ -14,19 +15,32 @@ if TYPE_CHECKING:
     from experiments.figures.stored import Stored
 
 SATURATED = (
-    "Requests arrived faster than {who} could serve them (“saturated”): the memory was always wanted, which is what "
-    "the memory figures need, but waiting times grow with the length of the trace and should not be quoted."
+    "Requests arrived faster than {who} could serve them (“saturated”): {so}waiting times grow with the length of the "
+    "trace and should not be quoted."
 )
-COLUMNS = ("kv_live_frac", "mean_batch_size", "output_tok_per_s")
+WANTED = "the memory was always wanted, which is what the memory figures need, but "
+COLUMNS = ("kv_live_frac", "kv_free_frac", "mean_batch_size", "mean_ttft_s", "output_tok_per_s")
+NEEDED = {"kv_live_frac", "mean_batch_size", "output_tok_per_s"}
 
 
 def answer(stored: Stored) -> list[str]:
     """Sentences; every number is a mean over seeds, at one block size."""
-    if stored.base.empty or not set(COLUMNS) <= set(stored.base):
+    if stored.base.empty or not set(stored.base) >= NEEDED:
         return ["No run of this experiment finished, so there is nothing to compare."]
     table = over_seeds(stored.base, ["allocator"], COLUMNS).set_index("allocator")
     table = table.sort_values("kv_live_frac", ascending=False, na_position="last")
-    sentences = [_memory(stored, table), *_requests(table), *_none_completed(stored), *_saturated(stored)]
+    rows = [{str(key): value for key, value in row.items()} for row in stored.base.to_dict("records")]
+    marked = stored.saturated()
+    idle = why_idle(
+        [[{**row, "saturated": name in marked} for row in rows if row["allocator"] == name] for name in table.index]
+    )
+    if not (table["mean_batch_size"].fillna(0) > 0).any():
+        sentences = [*(_sentence(note) for note in window_notes(rows)), "Nothing was measured."]
+    elif idle:
+        sentences = [_speeds(stored, table), _no_ranking(table, idle)]
+    else:
+        sentences = [_memory(stored, table), *_requests(table)]
+    sentences += [*_none_completed(stored), *_saturated(stored, wanted=not idle)]
     device = str(stored.manifest.get("device", "simulated"))
     if device == "simulated":
         sentences.append(
@@ -35,15 +49,43 @@ def answer(stored: Stored) -> list[str]:
     return sentences
 
 
+def _sentence(note: str) -> str:
+    return note[:1].upper() + note[1:] + "."
+
+
+def _given(stored: Stored) -> str:
+    given = "Given the same memory"
+    if "capacity_tokens" in stored.base:
+        low, high = int(stored.base["capacity_tokens"].min()), int(stored.base["capacity_tokens"].max())
+        given = f"Given memory for {low:,} tokens" if low == high else f"Given memory for {low:,} to {high:,} tokens"
+    size = f" in blocks of {stored.base_block_size}" if stored.base_block_size else ""
+    requests = num_requests_of(stored)
+    return f"{given}{size} and the same {requests} {'request' if requests == '1' else 'requests'}"
+
+
+def _speeds(stored: Stored, table: pd.DataFrame) -> str:
+    parts = []
+    for name, row in table.sort_values("mean_batch_size", ascending=False, na_position="last").iterrows():
+        late = f", {number(row['mean_ttft_s'], 's')} s to the first token" if "mean_ttft_s" in row else ""
+        rate = number(row["output_tok_per_s"], "num")
+        batch = number(row["mean_batch_size"], "num")
+        parts.append(f"{name} ran {batch} requests at a time{late}, {rate} tokens per second")
+    return f"{_given(stored)}: {'; '.join(parts)}."
+
+
+def _no_ranking(table: pd.DataFrame, idle: str) -> str:
+    shares = _and([f"{name} {number(share, 'frac')}" for name, share in table["kv_live_frac"].items()])
+    if len(table) == 1:
+        return f"{idle}, so its live share ({shares}) says how much was asked for, not how well memory was used."
+    return f"{idle}, so live shares ({shares}) do not rank allocators: in a partly idle pool they follow the load."
+
+
 def _memory(stored: Stored, table: pd.DataFrame) -> str:
     best, *others = table.index
-    tokens = stored.base["capacity_tokens"].iloc[0] if "capacity_tokens" in stored.base else None
-    given = f"Given memory for {int(tokens):,} tokens" if tokens is not None else "Given the same memory"
-    size = f" in blocks of {stored.base_block_size}" if stored.base_block_size else ""
     shares = [f"{name} {table.loc[name, 'kv_live_frac']:.1%}" for name in others]
     rest = f", {_and(shares)}" if shares else ""
-    start = f"{given}{size} and the same {num_requests_of(stored)} requests"
-    return f"{start}, {best} kept {table.loc[best, 'kv_live_frac']:.1%} of the memory filled with tokens{rest}."
+    live = f"{table.loc[best, 'kv_live_frac']:.1%}"
+    return f"{_given(stored)}, {best} kept {live} of the memory filled with tokens{rest}."
 
 
 def _requests(table: pd.DataFrame) -> list[str]:
@@ -72,12 +114,12 @@ def _none_completed(stored: Stored) -> list[str]:
     return [f"No request was completed by {_and(names)}."] if names else []
 
 
-def _saturated(stored: Stored) -> list[str]:
+def _saturated(stored: Stored, *, wanted: bool) -> list[str]:
     marked = [name for name in stored.allocators if name in stored.saturated()]
     if not marked:
         return []
     who = "any allocator" if marked == stored.allocators else _and(marked)
-    return [SATURATED.format(who=who)]
+    return [SATURATED.format(who=who, so=WANTED if wanted else "")]
 
 
 def _and(names: list[str]) -> str:

@@ -41,6 +41,11 @@ SPEED = (
     Column("mean_normalized_latency_s", "normalized latency (s/token)", "s"),
     Column("num_preemptions", "preemptions", "num"),
 )
+PREFIX = (
+    Column("prefix_query_tokens", "prefix tokens looked up", "num"),
+    Column("prefix_hit_tokens", "found in the cache", "num"),
+    Column("prefix_hit_frac", "prefix hits", "frac"),
+)
 COUNTS = ("num_requests", "num_finished", "num_truncated", "num_rejected", "num_failed", "num_unfinished")
 
 
@@ -75,6 +80,12 @@ def spread(mean: Any, sd: Any, kind: str) -> str:
 def results(stored: Stored, columns: Sequence[Column]) -> Table:
     """One row an allocator; latencies of saturated runs carry a dagger."""
     return _means(stored.base, ["allocator"], columns)
+
+
+def speed_columns(stored: Stored) -> tuple[Column, ...]:
+    """With prefix hits, if any run looked tokens up."""
+    name = PREFIX[0].name
+    return (*SPEED, *PREFIX) if name in stored.base and stored.base[name].fillna(0).gt(0).any() else SPEED
 
 
 def results_by_block_size(stored: Stored) -> Table:
