@@ -109,13 +109,17 @@ def announce(plan: Plan, talk: Talk) -> None:
     trace = plan.arriving.provenance
     tokens = "unequal pools" if pool.tokens is None else f"{pool.tokens:,} tokens"
     talk.note(
-        f"{trace['name']}: {trace['num_requests']:,} requests; {config.model.name} on {config.model.gpu}, "
+        f"{trace['name']}: {_counted(trace['num_requests'], 'request')}; {config.model.name} on {config.model.gpu}, "
         f"max_model_len {config.model.max_model_len:,}; {tokens} ({pool.terms['rule']}); "
-        f"preset {config.scheduler.preset}; step model {config.measure.step_model}; {len(plan.cells)} cells"
+        f"preset {config.scheduler.preset}; step model {config.measure.step_model}; {_counted(len(plan.cells), 'cell')}"
     )
     for note in plan.notes:
         talk.note(f"note: {note}")
     talk.detail(to_toml(dump(config)))
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:
@@ -214,7 +218,8 @@ def conclude(
     if out.json:
         say_json(json_object(plan, outcomes, rows, STATUS[code]))
     else:
-        title = f"{plan.arriving.provenance['name']}, {plan.arriving.provenance['num_requests']:,} requests"
+        trace = plan.arriving.provenance
+        title = f"{trace['name']}, {_counted(trace['num_requests'], 'request')}"
         show(table(rows, width=stdout_width()), title)
         say(verdict(rows))
         say_where(kept, report)

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments.figures import FIGURES, Stored
 from experiments.figures.answer import answer
+from experiments.figures.block_size import unequal_pools
 from experiments.figures.caption import caption_of, command_of
 from experiments.figures.drawing import Drawn, draw_all
 from experiments.figures.tables import (
@@ -79,12 +80,11 @@ def page(context: dict[str, Any]) -> str:
 
 def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
     """Everything that the template shows."""
-    pictures = [_picture(drawn) for drawn in figures]
+    pictures = [_picture(drawn, stored) for drawn in figures]
     return {
         "title": str(stored.manifest.get("experiment", stored.folder.name)),
         "answer": answer(stored),
         "command": command_of(stored.manifest),
-        "caption": caption_of(stored),
         "setup": setup(stored),
         "checks": checks_of(stored),
         "figures": [p for p in pictures if p["name"] != BLOCK_SIZE_FIGURE],
@@ -92,6 +92,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "memory": results(stored, MEMORY),
         "speed": results(stored, speed_columns(stored)),
         "by_block_size": results_by_block_size(stored),
+        "unequal_pools": unequal_pools(stored.summary),
         "base_block_size": stored.base_block_size,
         "num_seeds": stored.base["seed"].nunique(),
         "saturated": sorted(stored.saturated()),
@@ -123,13 +124,14 @@ def _notes(stored: Stored) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
-def _picture(drawn: Drawn) -> dict[str, Any]:
+def _picture(drawn: Drawn, stored: Stored) -> dict[str, Any]:
     image = base64.b64encode(drawn.picture.read_bytes()).decode() if drawn.picture else ""
     figure = drawn.figure
     return {
         "name": figure.name,
         "title": figure.title,
-        "claim": figure.claim,
+        "claim": f"{figure.claim} {figure.remark(stored)}".rstrip() if drawn.picture else figure.claim,
+        "caption": caption_of(stored, base=not figure.every_block_size),
         "paper": figure.paper,
         "image": image,
         "numbers": f"figures/{drawn.numbers.name}" if drawn.numbers else "",

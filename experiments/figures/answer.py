@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.comparison_table import why_idle, window_notes
-from experiments.figures.caption import num_requests_of
+from experiments.figures.caption import counted, num_requests_of
 from experiments.figures.repeats import over_seeds
 from experiments.figures.tables import number
 
@@ -59,8 +59,7 @@ def _given(stored: Stored) -> str:
         low, high = int(stored.base["capacity_tokens"].min()), int(stored.base["capacity_tokens"].max())
         given = f"Given memory for {low:,} tokens" if low == high else f"Given memory for {low:,} to {high:,} tokens"
     size = f" in blocks of {stored.base_block_size}" if stored.base_block_size else ""
-    requests = num_requests_of(stored)
-    return f"{given}{size} and the same {requests} {'request' if requests == '1' else 'requests'}"
+    return f"{given}{size} and the same {counted(num_requests_of(stored), 'request')}"
 
 
 def _speeds(stored: Stored, table: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from experiments.figures.repeats import need, over_seeds
+from experiments.figures.repeats import need, over_seeds, several_seeds
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.style import in_order, look_of
 
@@ -66,9 +66,9 @@ FIGURE = Figure(
     name="batched_requests",
     title="Requests that run at the same time",
     claim="The longer the bar, the more requests share each step of the model, so the more work one pass over its "
-    "weights does. Bars are means over time, diamonds means over iterations (the paper's way); black lines are "
-    "the standard deviation over seeds.",
+    "weights does. Bars are means over time, diamonds means over iterations (the paper's way).",
     paper="The paper's Fig. 13.",
     draw=_draw,
+    remark=lambda stored: "Black lines are the standard deviation over seeds." if several_seeds(stored.base) else "",
     height_in=lambda stored: 1.15 + 0.3 * max(1, len(stored.allocators)),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.figures.panels import legend_of
-from experiments.figures.repeats import need, over_seeds
+from experiments.figures.repeats import need, over_seeds, several_seeds
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.style import in_order, log2_axis, look_of, percent_axis
 
@@ -59,6 +59,17 @@ def _line(ax: Axes, rows: pd.DataFrame, value: str, allocator: str) -> None:
         ax.axhline(float(rows[value].iloc[0]), color=look.colour, linewidth=0.7, linestyle=(0, (1, 3)))
 
 
+def unequal_pools(frame: pd.DataFrame) -> str:
+    """A sentence on the token slots of each block size, where whole blocks make them differ; empty otherwise."""
+    if "capacity_tokens" not in frame or frame["capacity_tokens"].nunique() < 2:
+        return ""
+    parts = []
+    for size, slots in frame.groupby("block_size")["capacity_tokens"]:
+        low, high = int(slots.min()), int(slots.max())
+        parts.append(f"{low:,} at {size}" if low == high else f"{low:,} to {high:,} at {size}")
+    return f"The pools are not quite equal, because they consist of whole blocks: token slots {', '.join(parts)}."
+
+
 def _draw(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     if stored.summary.empty or stored.summary["block_size"].nunique() < 2:
         raise NothingToDrawError("this result has a single block size; run a sweep over block sizes to see its effect")
@@ -78,4 +89,11 @@ FIGURE = Figure(
     paper="The paper's Fig. 18 (b), with memory in place of latency.",
     draw=_draw,
     height_in=lambda stored: 2.75,
+    every_block_size=True,
+    remark=lambda stored: " ".join(
+        [
+            *(["Error bars are the standard deviation over seeds."] if several_seeds(stored.summary) else []),
+            *filter(None, [unequal_pools(stored.summary)]),
+        ]
+    ),
 )

@@ -54,6 +54,17 @@ def seeds_of(stored: Stored) -> str:
     return ", ".join(map(str, seeds)) or "none"
 
 
+def block_sizes(frame: pd.DataFrame) -> list[int]:
+    """Those of the rows, ascending."""
+    return sorted(set(frame["block_size"].dropna().astype(int))) if "block_size" in frame else []
+
+
+def counted(count: int | str, thing: str) -> str:
+    """`1 request`, `2 requests`."""
+    written = f"{count:,}" if isinstance(count, int) else count
+    return f"{written} {thing}" if written == "1" else f"{written} {thing}s"
+
+
 def num_requests_of(stored: Stored) -> str:
     """Requests of one run: a number, or the range over seeds."""
     if "num_requests" in stored.base and len(stored.base):
@@ -68,12 +79,12 @@ def num_requests_of(stored: Stored) -> str:
 def caption_of(stored: Stored, *, base: bool = True) -> str:
     """One line, for the page and the picture alike; `base`: it shows the rows of one block size only."""
     name, digest = trace_of(stored.manifest)
-    size = stored.base_block_size if base else None
+    sizes = block_sizes(stored.base if base else stored.summary)
     parts = [
-        f"n = {num_requests_of(stored)} requests a run",
-        f"seeds {seeds_of(stored)}",
+        f"n = {counted(num_requests_of(stored), 'request')} a run",
+        f"{'seeds' if ',' in seeds_of(stored) else 'seed'} {seeds_of(stored)}",
         f"trace {name} sha256 {digest[:12]}",
-        *([f"block size {size}"] if size else []),
+        *([f"{'block sizes' if len(sizes) > 1 else 'block size'} {', '.join(map(str, sizes))}"] if sizes else []),
         f"device: {stored.manifest.get('device', 'unknown')}",
         f"step model {step_model_of(stored.manifest)}",
         command_of(stored.manifest),

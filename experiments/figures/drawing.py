@@ -37,7 +37,7 @@ def draw(figure: Figure, stored: Stored, folder: Path, suffix: str = ".png") -> 
     try:
         with style():
             canvas = new_figure(figure.width_in, figure.height_in(stored))
-            plotted = figure.draw(stored, above_footer(canvas, caption_of(stored)))
+            plotted = figure.draw(stored, above_footer(canvas, caption_of(stored, base=not figure.every_block_size)))
             save(canvas, picture)
     except NothingToDrawError as reason:
         return Drawn(figure, missing=str(reason))

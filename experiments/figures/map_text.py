@@ -40,7 +40,9 @@ def memory_map_text(
     lines = []
     for start in range(0, len(shown), width):
         lines.append(f"{1 + start * bucket:>{digits}} {_cells(shown[start : start + width], letters, colour)}")
-    return "\n".join([*lines, _legend(time, owner, bucket, len(letters))])
+    place = 1 + [when for when, _ in taken].index(time)
+    asked = f"asked for t = {at_s:g} s: the nearest stored snapshot before it, {place} of {len(taken)}"
+    return "\n".join([*lines, _legend(time, owner, bucket, len(letters)), asked])
 
 
 def _most(owners: Blocks) -> int:

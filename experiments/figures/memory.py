@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 COLUMNS = ["time_s", "start_block", "num_blocks", "owner"]
 MAX_COLUMNS, MAX_ROWS = 320, 1_000
 FREE_COLOUR, CACHED_COLOUR, SHARED_COLOUR = "#FFFFFF", "#D9D9D9", "#000000"
+GAP_COLOUR = "#F2F2F2"
+MAX_WIDTH = 1.5
+"""Of a snapshot, in median spacings."""
 NUM_TONES = 24
 NO_MAP = "this result has no map.parquet; record snapshots of the pool to see its map"
 
@@ -46,6 +49,32 @@ def snapshots(map_frame: pd.DataFrame) -> list[tuple[float, pd.DataFrame]]:
     """(time, regions) in order of time."""
     need(map_frame, COLUMNS)
     return [(float(str(time)), regions) for time, regions in map_frame.groupby("time_s", sort=True)]
+
+
+def without_start(taken: list[tuple[float, pd.DataFrame]]) -> list[tuple[float, pd.DataFrame]]:
+    """Without the empty pool at time 0 if nothing is known for long after it."""
+    if len(taken) < 3 or taken[0][0] != 0 or not taken[0][1]["owner"].isin([FREE, NULL]).all():
+        return taken
+    times = np.array([time for time, _ in taken])
+    return taken[1:] if times[1] > MAX_WIDTH * np.median(np.diff(times)) else taken
+
+
+def gaps(times: npt.NDArray[np.float64]) -> list[tuple[float, float]]:
+    """Stretches without a snapshot: one is drawn until the next, but never wider than 1.5 times the median spacing."""
+    if len(times) < 2:
+        return []
+    widest = MAX_WIDTH * float(np.median(np.diff(times)))
+    ends = zip(times[:-1] + widest, times[1:], strict=True)
+    return [(float(start), float(stop)) for start, stop in ends if start < stop]
+
+
+def _remark(stored: Stored) -> str:
+    """How many snapshots there are."""
+    counts = {name: len(without_start(snapshots(table))) for name, table in stored.one_each("map").items()}
+    if len(set(counts.values())) == 1:
+        number = next(iter(counts.values()))
+        return f"{number} {'snapshot' if number == 1 else 'snapshots'}{' each' if len(counts) > 1 else ''}."
+    return f"Snapshots: {', '.join(f'{name} {number}' for name, number in counts.items())}." if counts else ""
 
 
 def tones() -> npt.NDArray[np.float64]:
@@ -72,7 +101,7 @@ def memory_map(map_frame: pd.DataFrame, ax: Axes, num_blocks: int) -> pd.DataFra
 
     At most 320 instants and 1,000 addresses are drawn; of more, evenly spaced ones. The rows returned are the regions
     of the instants drawn."""
-    taken = snapshots(map_frame)
+    taken = without_start(snapshots(map_frame))
     rows = np.unique(np.linspace(0, num_blocks - 1, min(num_blocks, MAX_ROWS)).round().astype(np.int64))
     times = np.array([time for time, _ in taken])
     instants = np.linspace(times[0], times[-1], min(2 * len(taken), MAX_COLUMNS) if len(taken) > 1 else 1)
@@ -83,6 +112,8 @@ def memory_map(map_frame: pd.DataFrame, ax: Axes, num_blocks: int) -> pd.DataFra
     right = times[-1] if len(times) > 1 else times[0] + 1
     extent = (times[0], right, 0.5, num_blocks + 0.5)
     ax.imshow(image, origin="lower", aspect="auto", interpolation="nearest", extent=extent)
+    for start, stop in gaps(times):
+        ax.axvspan(start, stop, facecolor=GAP_COLOUR, hatch="////", edgecolor="#C8C8C8", linewidth=0, zorder=2)
     ax.grid(visible=False)
     ax.set_xlabel("simulated time (s)")
     ax.set_ylabel("block (address)")
@@ -154,7 +185,12 @@ def _draw_map(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     kinds = set(plotted["owner"])
     entries += [(CACHED_COLOUR, "free, content kept for reuse")] if CACHED in kinds else []
     entries += [(SHARED_COLOUR, "shared by several requests")] if SHARED in kinds else []
-    shared_legend(canvas, _handles(entries), 4)
+    handles = _handles(entries)
+    if any(gaps(np.sort(rows["time_s"].unique())) for _, rows in plotted.groupby("allocator")):
+        from matplotlib.patches import Patch
+
+        handles.append(Patch(facecolor=GAP_COLOUR, hatch="////", edgecolor="#C8C8C8", linewidth=0, label="no snapshot"))
+    shared_legend(canvas, handles, 4)
     return plotted
 
 
@@ -179,6 +215,7 @@ MAP = Figure(
     "all of the memory with small pieces, wherever they lie.",
     paper="Not in the paper; its Fig. 3 describes the effect.",
     draw=_draw_map,
+    remark=_remark,
     height_in=panel_height,
 )
 EXTENTS = Figure(

@@ -22,6 +22,11 @@ def over_seeds(frame: pd.DataFrame, keys: Sequence[str], values: Sequence[str]) 
     return table.reset_index()
 
 
+def several_seeds(frame: pd.DataFrame) -> bool:
+    """Whether there is a spread over seeds."""
+    return "seed" in frame and frame["seed"].nunique() > 1
+
+
 def need(frame: pd.DataFrame, columns: Sequence[str]) -> None:
     """ValueError with the nearest spellings if a column is not there."""
     from engine.core.suggestion import unknown_name

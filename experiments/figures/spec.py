@@ -34,3 +34,7 @@ class Figure:
     height_in: Callable[[Stored], float]
     """Height that this result needs, in inches."""
     width_in: float = 6.9
+    every_block_size: bool = False
+    """Whether it shows all rows, not those of one block size only."""
+    remark: Callable[[Stored], str] = lambda stored: ""
+    """What else to know about this result, after the claim."""

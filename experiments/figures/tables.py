@@ -143,7 +143,7 @@ def setup(stored: Stored) -> list[tuple[str, str]]:
         ("trace", name),
         ("sha256 of the trace", digest + (" (of the first seed)" if _several_traces(manifest) else "")),
         ("requests a run", num_requests_of(stored)),
-        ("seeds", seeds_of(stored)),
+        ("seeds" if "," in seeds_of(stored) else "seed", seeds_of(stored)),
         ("allocators", ", ".join(stored.allocators) or "none finished"),
         ("block sizes (tokens)", ", ".join(map(str, sizes)) or "–"),
         ("KV memory", _capacity(manifest, stored)),
@@ -165,7 +165,19 @@ def _coefficients(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     model = manifest.get("step_model")
     if not isinstance(model, dict):
         return []
-    return [("its coefficients", ", ".join(f"{key} = {value}" for key, value in model.items()))]
+    return [("its coefficients", ", ".join(_coefficient(key, value) for key, value in model.items()))]
+
+
+def _coefficient(key: str, value: Any) -> str:
+    """Picoseconds, also in lists, as milliseconds or microseconds."""
+    if not key.endswith("_ps"):
+        return f"{key} = {value}"
+    try:
+        times = [int(part) for part in str(value).split(",")]
+    except ValueError:
+        return f"{key} = {value}"
+    unit, each = ("ms", 10**9) if max(times) >= 10**8 else ("us", 10**6)
+    return f"{key.removesuffix('_ps')} = {', '.join(f'{time / each:.6g}' for time in times)} {unit}"
 
 
 def _capacity(manifest: dict[str, Any], stored: Stored) -> str:

@@ -86,7 +86,8 @@ def measure(chosen: Sequence[str], lab: Lab) -> list[Section]:
     wanted = [EXPERIMENTS[name] for name in chosen if name in EXPERIMENTS]
     keys = list(dict.fromkeys(key for experiment in wanted for key in experiment.runs(lab)))
     if keys:
-        _say(f"{len(keys)} simulated runs, {lab.num_seeds} seeds")
+        num_seeds = len({key.seed for key in keys})
+        _say(f"{_counted(len(keys), 'simulated run')}, {_counted(num_seeds, 'seed')}")
     lab.measure(keys, _progress)
     sections = [Section(e.name, e.title, e.judge(lab), e.tables(lab)) for e in wanted]
     return sections + [Section(name, f"{name}: not yet", later.results(name)) for name in chosen if name in later.LATER]
@@ -151,6 +152,10 @@ def read_lengths(name: str, path: Path) -> Pairs:
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty() or done == total or done % 10 == 0:
         _say(f"  {done}/{total} runs")
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _say(text: str) -> None:
