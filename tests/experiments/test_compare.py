@@ -296,5 +296,5 @@ def test_the_terminal_gets_a_table_and_a_sentence(small):
     done = small("compare", "--no-report", "-o", "out", "-q")
     assert done.err == ""
     assert "orca-oracle" in done.out
-    assert "of KV memory live against" in done.out
+    assert "live shares do not rank allocators." in done.out
     assert "\x1b" not in done.out

@@ -18,7 +18,9 @@ from experiments.figures import (
     trace_lengths,
     waste_breakdown,
 )
+from experiments.figures.block_size import unequal_pools
 from experiments.figures.drawing import draw_variables
+from experiments.figures.memory import gaps
 from experiments.style import ALLOCATOR_LOOKS, PAPER_STATES, STRICT_STATES, in_order, look_of, new_figure, save, style
 
 STRICT = ["live", "reserved", "internal_reserve", "internal_roundup", "external_hole", "external_short", "free"]
@@ -250,6 +252,22 @@ def test_the_map_paints_free_blocks_white_and_each_request_in_one_colour(ax):
     assert (last[5] == 0.0).all()
     assert not (last[0] == last[7]).all()
     assert len(plotted) == len(POOL)
+
+
+def test_a_snapshot_is_drawn_no_wider_than_one_and_a_half_spacings(ax):
+    times = (10.0, 11.0, 12.0, 20.0, 21.0)
+    assert gaps(np.array(times)) == [(13.5, 20.0)]
+    assert gaps(np.array([0.0, 2.0])) == []
+    memory_map(regions((0.0, 1, 8, -1), *((time, 1, 8, 3) for time in times)), ax, 8)
+    assert ax.images[0].get_extent()[0] == 10.0, "the empty pool at the start is left out"
+    assert len(ax.patches) == 1
+
+
+def test_unequal_pools_are_said():
+    rows = [summary_row("paged", 0, 0.9, 16, capacity_tokens=4000), summary_row("paged", 0, 0.9, 256)]
+    rows[1]["capacity_tokens"] = 3840
+    assert unequal_pools(pd.DataFrame(rows)).endswith("token slots 4,000 at 16, 3,840 at 256.")
+    assert unequal_pools(pd.DataFrame(rows[:1])) == ""
 
 
 def test_free_runs_join_free_and_cached_blocks(ax):
