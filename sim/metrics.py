@@ -116,7 +116,7 @@ def memory(
 ) -> dict[str, float | None]:
     """The strict accounting of one row of integrals, as fractions of the capacity; sums to one by construction.
 
-    `reserves`: a request's memory is asked for whole at admission, so that `internal` has a part beyond its true length.
+    `reserves`: memory is asked for whole at admission, so that `internal` has a part beyond the true length.
     `per_step`: means over steps begun instead of over time (what the paper's artifact plots).
     """
     shift = at.WIDTH if per_step else 0
@@ -145,9 +145,9 @@ def memory(
 def paper_memory(
     row: Sequence[int], capacity_slots: int, *, reserves: bool, per_step: bool = False
 ) -> dict[str, float | None]:
-    """The artifact's accounting: token = live; for whole reservations reserved = prompt + output - current and internal =
-    reserved length - (prompt + output), both 0 where memory comes as tokens do; external and others = the rest, buddy
-    round-up included."""
+    """The artifact's accounting: token = live; for whole reservations reserved = prompt + output - current and
+    internal = reserved length - (prompt + output), both 0 where memory comes as tokens do; external and others = the
+    rest, buddy round-up included."""
     shift = at.WIDTH if per_step else 0
     whole = capacity_slots * (row[at.STEPS] if per_step else row[at.TIME])
     tokens = row[shift + at.TOKENS] - row[shift + at.EXTRA]

@@ -201,7 +201,7 @@ def test_timeline_bins_sum_to_the_integrals(allocator):
 def makespan_memory(done: Run) -> dict[str, Any]:
     from sim.metrics import memory
 
-    return memory(done.integrals_between(0, done.makespan + 1), done.capacity_slots)
+    return memory(done.integrals_between(0, done.makespan + 1), done.capacity_slots, reserves=done.reserves)
 
 
 # Nothing spins --------------------------------------------------------------------------------------------------------
