@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ def steps_until(first: int, slope: int, duration: int, most: int) -> int:
         return 1
     if not slope:
         return -(-duration // first)
-    # slope/2 k^2 + (first - slope/2) k >= duration, solved in integers and corrected by at most one step.
-    b = 2 * first - slope
-    k = (isqrt(b * b + 8 * slope * duration) - b) // (2 * slope)
-    if k * first + slope * (k * (k - 1) // 2) < duration:
+    # slope/2 k^2 + (first - slope/2) k >= duration: solved in floating point, then put right in integers.
+    half = first - slope / 2
+    k = max(int((sqrt(half * half + 2.0 * slope * duration) - half) / slope), 1)
+    while k * first + slope * (k * (k - 1) // 2) < duration:
         k += 1
-    elif (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
+    while k > 1 and (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
         k -= 1
     return k
 

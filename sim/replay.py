@@ -155,13 +155,8 @@ class Replay:
             until = self._recorder.snapshot_due
             if until <= now:
                 return 1
-        return horizon(
-            scheduler,
-            self._executor,
-            until=None if until == NEVER else until - now,
-            end=None if end == NEVER else end - now,
-            cut=self._cut,
-        )
+        away = None if until == NEVER else until - now
+        return horizon(scheduler, self._executor, away, None if end == NEVER else end - now, self._cut)
 
     def _watch_progress(self, batch: Batch) -> None:
         """Raises where a broken scheduler or allocator would spin for ever."""

@@ -31,7 +31,6 @@ class Stepped(NamedTuple):
 def horizon(
     scheduler: Scheduler,
     executor: Executor,
-    *,
     until: int | None = None,
     end: int | None = None,
     cut: Cut | None = None,
