@@ -126,9 +126,12 @@ def verdict(rows: Sequence[Row]) -> str:
         return "No run finished."
     if not any(row["num_finished"] or row["num_truncated"] for row in rows):
         turned_away = sum(row["num_rejected"] for row in rows)
-        return (
-            f"No request completed ({turned_away:,} rejected): the pool or max_model_len is too small for this trace."
-        )
+        failed = sum(row.get("num_failed", 0) for row in rows)
+        why = "the pool or max_model_len is too small for this trace" if turned_away else "nothing ran to its end"
+        if failed and not turned_away:
+            why = "rows without output tokens are kept but not replayed"
+        without = f", {failed:,} without output tokens" if failed else ""
+        return f"No request completed ({turned_away:,} rejected{without}): {why}."
     if not any(map(_ran, rows)):
         return "Nothing was measured: no request ran in the window."
     live = {key: mean_sd(runs, "kv_live_frac")[0] for key, runs in groups.items()}
