@@ -19,11 +19,9 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLUMN_IN, PAGE_IN, PLOT_IN = 3.33, 6.9, 4.6
-"""Widths of one column, of the page, and of a single plot to look at."""
+PAGE_IN, PLOT_IN = 6.9, 4.6
+"""Widths of the page and of a single plot to look at."""
 DPI = 150
-MUTED = "#595959"
-"""Notes, references and guides."""
 
 
 class Look(NamedTuple):

@@ -24,8 +24,6 @@ matters.
 """
 SEQS, TOKENS, USED, INTERNAL, EXTRA, ASKED, TRUE_TOTAL, HOLE, SHORT, SPARE, LARGEST = range(len(STATE))
 WIDTH = len(STATE)
-RARE = range(EXTRA, WIDTH)
-"""Variables that are zero in most runs."""
 TIME, STEPS, EMITTED, COMPUTED = 2 * WIDTH, 2 * WIDTH + 1, 2 * WIDTH + 2, 2 * WIDTH + 3
 """After the time integrals and the per-step sums: duration, steps begun, tokens emitted, tokens computed."""
 COLUMNS = 2 * WIDTH + 4

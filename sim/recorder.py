@@ -45,7 +45,6 @@ class Recorder:
         self._scheduler = scheduler
         self._allocator: KVAllocator = scheduler.allocator
         self._block_size = self._allocator.block_size
-        self._capacity_slots = self._allocator.capacity_blocks * self._block_size
         self._final_tokens = final_tokens
         growth = self._allocator.growth_tokens
         self._pages = growth == self._block_size and not getattr(self._allocator, "contiguous", False)

@@ -69,7 +69,6 @@ class ContiguousAllocator:
         self.capacity_blocks = capacity_blocks
         self.num_blocks = capacity_blocks + 1
         self._reserve = parse_reserve(reserve, block_size)
-        self._fit = fit
         self.growth_tokens: int | None = self._reserve.chunk_tokens
         self.contiguous = True
         self._max_model_len = max_model_len
