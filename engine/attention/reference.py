@@ -1,0 +1,207 @@
+"""Attention over a paged cache in plain torch, on any device: the specification that kernels are compared with.
+
+Written to be read, not to be fast: rows one after the other, exactly the slots that a row may see, the online softmax
+of `engine.attention.merge` over tiles of tokens. Computes in float32, or in float64 where the inputs are float64.
+Unlike a kernel it looks at the values of lengths and tables (and so waits for the device) and refuses impossible ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.attention.checks import (
+    AttentionInputError,
+    check_caches,
+    check_index,
+    check_queries,
+    check_same_device,
+    check_scale,
+    check_table,
+    check_write,
+)
+from engine.attention.layouts import KVLayout
+from engine.attention.merge import NEVER, SoftmaxState
+
+TILE = 1024
+"""Queries and tokens of one product: bounds the memory for scores, not the result."""
+
+
+def write_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """K [T, KH, D] and V [T, KH, DV] into the caches [NB, BS, KH, ...] at slot_mapping [T] int64; slots < 0 skipped.
+
+    AttentionInputError, before anything is written, for slots beyond the cache.
+    """
+    check_caches(k_cache, v_cache)
+    check_write(k, v, k_cache, v_cache, slot_mapping)
+    num_blocks, block_size = k_cache.shape[:2]
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    if len(slots) and int(slots.max()) >= num_blocks * block_size:
+        raise AttentionInputError(
+            f"slot_mapping: expected slots below {num_blocks} x {block_size} = {num_blocks * block_size}, "
+            f"got {int(slots.max())}"
+        )
+    block, offset = slots // block_size, slots % block_size
+    k_cache[block, offset] = k[kept]
+    v_cache[block, offset] = v[kept]
+
+
+def copy_blocks(kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout) -> None:
+    """Whole blocks from source to destination, pairs [P, 2] int64, in every cache; all sources are read first.
+
+    AttentionInputError, before anything is copied, for a block outside a cache or two copies to one destination.
+    """
+    check_index("pairs", pairs, ("P", 2), torch.int64)
+    source, target = pairs.unbind(1)
+    for cache in kv_caches:
+        num_blocks = cache.shape[layout.block_axis]
+        if len(pairs) and not 0 <= int(pairs.min()) <= int(pairs.max()) < num_blocks:
+            raise AttentionInputError(
+                f"pairs: expected blocks 0 to {num_blocks - 1}, got {int(pairs.min())} to {int(pairs.max())}"
+            )
+    if len(target.unique()) < len(target):
+        raise AttentionInputError(f"pairs: expected each destination once, got {target.tolist()}")
+    for cache in kv_caches:
+        cache.index_copy_(layout.block_axis, target, cache.index_select(layout.block_axis, source))
+
+
+class Row(NamedTuple):
+    """One sequence of a batch: which tokens ask, and how many tokens there are to see."""
+
+    tokens: slice
+    """Of Q and of the output."""
+    context: int
+    """Tokens before the step's own; negative in a padded row, whose token sees nothing."""
+    length: int
+    table: torch.Tensor
+    """[max_blocks] int32."""
+
+
+def rows_of(
+    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, num_tokens: int
+) -> Iterator[Row]:
+    """The rows of a batch; AttentionInputError for lengths that cannot be."""
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    if starts[0] != 0 or starts[-1] > num_tokens:
+        raise AttentionInputError(f"query_start_loc: expected 0 to at most {num_tokens}, got {starts}")
+    for row, (length, start, end) in enumerate(zip(lengths, starts[:-1], starts[1:], strict=True)):
+        if not (start <= end and (length == 0 or end - start <= length)):
+            raise AttentionInputError(
+                f"row {row}: expected 0 <= query length <= sequence length (0: padding), got {end - start} and {length}"
+            )
+        yield Row(slice(start, end), length - (end - start), length, block_table[row])
+
+
+def gather(cache: torch.Tensor, table: torch.Tensor, first: int, stop: int) -> torch.Tensor:
+    """[stop - first, KH, D]: what a [NB, BS, KH, D] cache holds of a sequence's tokens `first` to `stop`.
+
+    Reads those slots and the table's entries for them, nothing else.
+    """
+    num_blocks, block_size = cache.shape[:2]
+    positions = torch.arange(first, stop, device=cache.device)
+    blocks = table[positions // block_size].long()
+    if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < num_blocks:
+        raise AttentionInputError(
+            f"block_table: expected blocks 0 to {num_blocks - 1} for tokens {first} to {stop - 1}, "
+            f"got {int(blocks.min())} to {int(blocks.max())}"
+        )
+    return cache[blocks, positions % block_size]
+
+
+def first_seen(position: int, window: int) -> int:
+    """The first token that the token at `position` sees: it sees `window` tokens with itself, or all (0)."""
+    return max(0, position - window + 1) if window else 0
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    first: int,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of Q [T, H, D] at `positions` [T] over K, V [N, KH, ...], tokens `first` to `first + N - 1`.
+
+    Output [T, H, DV] and lse [T, H], in the type of computation.
+    """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    num_queries, num_heads, num_kv_heads = q.shape[0], q.shape[1], k.shape[1]
+    group = num_heads // num_kv_heads
+    # One row for each query and each head of the group that shares a KV head: [KH, T * G, D].
+    grouped = q.to(dtype).unflatten(1, (num_kv_heads, group)).transpose(0, 1).flatten(1, 2)
+    asked = positions.repeat_interleave(group)[:, None]
+    state = SoftmaxState.empty((num_kv_heads, num_queries * group), v.shape[2], dtype, q.device)
+    for low in range(0, k.shape[0], TILE):
+        keys, values = (x[low : low + TILE].to(dtype).transpose(0, 1) for x in (k, v))
+        scores = grouped @ keys.transpose(1, 2) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        seen = torch.arange(first + low, first + low + keys.shape[1], device=q.device)
+        visible = seen <= asked
+        if window:
+            visible &= seen > asked - window
+        state = state.absorb(scores.masked_fill(~visible, NEVER), values)
+    out, lse = state.finish()
+    return (
+        out.unflatten(1, (num_queries, group)).transpose(0, 1).flatten(1, 2),
+        lse.unflatten(1, (num_queries, group)).transpose(0, 1).flatten(1, 2),
+    )
+
+
+def check_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor | None,
+) -> None:
+    """All that `paged_attention` asks of shapes, types and strides."""
+    check_caches(k_cache, v_cache)
+    check_queries(q, k_cache, v_cache, out)
+    check_table(block_table, seq_lens, k_cache.shape[1], 0)
+    check_index("query_start_loc", query_start_loc, (len(seq_lens) + 1,), torch.int32)
+    check_same_device(q=q, block_table=block_table, query_start_loc=query_start_loc)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [T, H, DV] in Q's type and lse [T, H]: every token of Q over all tokens of its sequence up to itself.
+
+    Caches [NB, BS, KH, ...], block_table [S, max_blocks], query_start_loc [S+1] and seq_lens [S], int32. A query of a
+    row sits at position seq_len - query_len and following. Padded rows, and tokens of no row, give 0 and -inf.
+    """
+    check_scale(scale, window, soft_cap)
+    check_paged(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out)
+    result = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=q.dtype, device=q.device) if out is None else out
+    result.zero_()
+    lse = torch.full(q.shape[:2], NEVER, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    for row in list(rows_of(query_start_loc, seq_lens, block_table, len(q))):
+        check_row(row, k_cache.shape[1])
+        for tokens, positions, first, stop in query_tiles(row, window, q.device):
+            k, v = (gather(cache, row.table, first, stop) for cache in (k_cache, v_cache))
+            result[tokens], lse[tokens] = attend(
+                q[tokens], k, v, positions, first, scale=scale, window=window, soft_cap=soft_cap
+            )
+    return result, lse
