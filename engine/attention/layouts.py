@@ -59,6 +59,12 @@ class KVLayout(enum.Enum):
                     )
                 return (num_blocks, block_size, head_size)
 
+    def pages(self, cache: torch.Tensor) -> tuple[int, int]:
+        """(NB, BS) of a cache in this layout."""
+        check_rank("kv_cache", cache, self.value.count(",") + 1, self.value)
+        axis = 2 if self in (KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST) else 1
+        return cache.shape[self.block_axis], cache.shape[axis]
+
     def split(self, cache: torch.Tensor, kv_lora_rank: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [NB, BS, KH, D] as strided views of the cache's storage, never copies.
 

@@ -36,19 +36,26 @@ def write_kv(
 
     AttentionInputError, before anything is written, for slots beyond the cache.
     """
-    check_caches(k_cache, v_cache)
-    check_write(k, v, k_cache, v_cache, slot_mapping)
-    num_blocks, block_size = k_cache.shape[:2]
+    check_step(k, v, k_cache, v_cache, slot_mapping)
     kept = slot_mapping >= 0
-    slots = slot_mapping[kept]
-    if len(slots) and int(slots.max()) >= num_blocks * block_size:
-        raise AttentionInputError(
-            f"slot_mapping: expected slots below {num_blocks} x {block_size} = {num_blocks * block_size}, "
-            f"got {int(slots.max())}"
-        )
+    slots, block_size = slot_mapping[kept], k_cache.shape[1]
     block, offset = slots // block_size, slots % block_size
     k_cache[block, offset] = k[kept]
     v_cache[block, offset] = v[kept]
+
+
+def check_step(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """All that `write_kv` asks of shapes, types, strides and slots."""
+    check_caches(k_cache, v_cache)
+    check_write(k, v, k_cache, v_cache, slot_mapping)
+    num_blocks, block_size = k_cache.shape[:2]
+    if len(slot_mapping) and int(slot_mapping.max()) >= num_blocks * block_size:
+        raise AttentionInputError(
+            f"slot_mapping: expected slots below {num_blocks} x {block_size} = {num_blocks * block_size}, "
+            f"got {int(slot_mapping.max())}"
+        )
 
 
 def copy_blocks(kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout) -> None:
@@ -64,7 +71,7 @@ def copy_blocks(kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: 
             raise AttentionInputError(
                 f"pairs: expected blocks 0 to {num_blocks - 1}, got {int(pairs.min())} to {int(pairs.max())}"
             )
-    if len(target.unique()) < len(target):
+    if len(set(target.tolist())) < len(target):
         raise AttentionInputError(f"pairs: expected each destination once, got {target.tolist()}")
     for cache in kv_caches:
         cache.index_copy_(layout.block_axis, target, cache.index_select(layout.block_axis, source))
@@ -82,19 +89,65 @@ class Row(NamedTuple):
     """[max_blocks] int32."""
 
 
+def pages_of(cache: torch.Tensor) -> tuple[int, int]:
+    """(NB, BS) of a [NB, BS, KH, D] cache."""
+    return cache.shape[0], cache.shape[1]
+
+
 def rows_of(
-    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, num_tokens: int
-) -> Iterator[Row]:
-    """The rows of a batch; AttentionInputError for lengths that cannot be."""
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    pages: tuple[int, int],
+    num_tokens: int,
+    window: int = 0,
+) -> list[Row]:
+    """The rows of a batch of T tokens over `pages` = (NB, BS).
+
+    AttentionInputError for lengths or blocks that cannot be; looks only at table entries that the rows read.
+    """
+    check_table(block_table, seq_lens, pages[1], 0)
+    check_index("query_start_loc", query_start_loc, (len(seq_lens) + 1,), torch.int32)
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     if starts[0] != 0 or starts[-1] > num_tokens:
         raise AttentionInputError(f"query_start_loc: expected 0 to at most {num_tokens}, got {starts}")
+    rows = []
     for row, (length, start, end) in enumerate(zip(lengths, starts[:-1], starts[1:], strict=True)):
         if not (start <= end and (length == 0 or end - start <= length)):
             raise AttentionInputError(
                 f"row {row}: expected 0 <= query length <= sequence length (0: padding), got {end - start} and {length}"
             )
-        yield Row(slice(start, end), length - (end - start), length, block_table[row])
+        if length > block_table.shape[1] * pages[1]:
+            raise AttentionInputError(
+                f"block_table: expected entries for the {length} tokens of row {row}, got {block_table.shape[1]} "
+                f"blocks of {pages[1]}"
+            )
+        rows.append(Row(slice(start, end), length - (end - start), length, block_table[row]))
+        _check_blocks(row, rows[-1], pages, window)
+    return rows
+
+
+def _check_blocks(index: int, row: Row, pages: tuple[int, int], window: int) -> None:
+    num_blocks, block_size = pages
+    if row.context == row.length:
+        return
+    first = first_seen(max(row.context, 0), window)
+    read = row.table[first // block_size : -(-row.length // block_size)]
+    if len(read) and not 0 <= int(read.min()) <= int(read.max()) < num_blocks:
+        raise AttentionInputError(
+            f"block_table: expected blocks 0 to {num_blocks - 1} for tokens {first} to {row.length - 1} "
+            f"of row {index}, got {read.tolist()}"
+        )
+
+
+def query_tiles(row: Row, window: int, device: torch.device) -> Iterator[tuple[slice, torch.Tensor, int, int]]:
+    """(tokens, their positions, first and past-the-last token that any of them sees) of a row, TILE queries each."""
+    num_queries = row.tokens.stop - row.tokens.start
+    for low in range(0, num_queries if row.length else 0, TILE):
+        high = min(low + TILE, num_queries)
+        begin, end = row.context + low, row.context + high
+        tokens = slice(row.tokens.start + low, row.tokens.start + high)
+        yield tokens, torch.arange(begin, end, device=device), first_seen(begin, window), end
 
 
 def gather(cache: torch.Tensor, table: torch.Tensor, first: int, stop: int) -> torch.Tensor:
@@ -102,15 +155,9 @@ def gather(cache: torch.Tensor, table: torch.Tensor, first: int, stop: int) -> t
 
     Reads those slots and the table's entries for them, nothing else.
     """
-    num_blocks, block_size = cache.shape[:2]
+    block_size = cache.shape[1]
     positions = torch.arange(first, stop, device=cache.device)
-    blocks = table[positions // block_size].long()
-    if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < num_blocks:
-        raise AttentionInputError(
-            f"block_table: expected blocks 0 to {num_blocks - 1} for tokens {first} to {stop - 1}, "
-            f"got {int(blocks.min())} to {int(blocks.max())}"
-        )
-    return cache[blocks, positions % block_size]
+    return cache[table[positions // block_size].long(), positions % block_size]
 
 
 def first_seen(position: int, window: int) -> int:
@@ -137,7 +184,7 @@ def attend(
     num_queries, num_heads, num_kv_heads = q.shape[0], q.shape[1], k.shape[1]
     group = num_heads // num_kv_heads
     # One row for each query and each head of the group that shares a KV head: [KH, T * G, D].
-    grouped = q.to(dtype).unflatten(1, (num_kv_heads, group)).transpose(0, 1).flatten(1, 2)
+    grouped = q.to(dtype).reshape(num_queries, num_kv_heads, group, -1).transpose(0, 1).flatten(1, 2)
     asked = positions.repeat_interleave(group)[:, None]
     state = SoftmaxState.empty((num_kv_heads, num_queries * group), v.shape[2], dtype, q.device)
     for low in range(0, k.shape[0], TILE):
@@ -152,8 +199,8 @@ def attend(
         state = state.absorb(scores.masked_fill(~visible, NEVER), values)
     out, lse = state.finish()
     return (
-        out.unflatten(1, (num_queries, group)).transpose(0, 1).flatten(1, 2),
-        lse.unflatten(1, (num_queries, group)).transpose(0, 1).flatten(1, 2),
+        out.reshape(num_kv_heads, num_queries, group, -1).transpose(0, 1).flatten(1, 2),
+        lse.reshape(num_kv_heads, num_queries, group).transpose(0, 1).flatten(1, 2),
     )
 
 
@@ -165,13 +212,13 @@ def check_paged(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     out: torch.Tensor | None,
-) -> None:
-    """All that `paged_attention` asks of shapes, types and strides."""
+    window: int = 0,
+) -> list[Row]:
+    """All that `paged_attention` asks of shapes, types, strides, lengths and blocks; the rows."""
     check_caches(k_cache, v_cache)
     check_queries(q, k_cache, v_cache, out)
-    check_table(block_table, seq_lens, k_cache.shape[1], 0)
-    check_index("query_start_loc", query_start_loc, (len(seq_lens) + 1,), torch.int32)
     check_same_device(q=q, block_table=block_table, query_start_loc=query_start_loc)
+    return rows_of(query_start_loc, seq_lens, block_table, pages_of(k_cache), len(q), window)
 
 
 def paged_attention(
@@ -193,12 +240,10 @@ def paged_attention(
     row sits at position seq_len - query_len and following. Padded rows, and tokens of no row, give 0 and -inf.
     """
     check_scale(scale, window, soft_cap)
-    check_paged(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out)
-    result = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=q.dtype, device=q.device) if out is None else out
-    result.zero_()
+    rows = check_paged(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, window)
+    result = q.new_zeros(*q.shape[:2], v_cache.shape[3]) if out is None else out.zero_()
     lse = torch.full(q.shape[:2], NEVER, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-    for row in list(rows_of(query_start_loc, seq_lens, block_table, len(q))):
-        check_row(row, k_cache.shape[1])
+    for row in rows:
         for tokens, positions, first, stop in query_tiles(row, window, q.device):
             k, v = (gather(cache, row.table, first, stop) for cache in (k_cache, v_cache))
             result[tokens], lse[tokens] = attend(

@@ -1,0 +1,117 @@
+"""The `triton` backend: this repository's kernels behind the interface. Importing it needs no Triton; running it does.
+
+One strided kernel serves every layout with K and V, so it takes all three; any block size, power of two or not. The
+kernels and what they promise are in `engine.attention.kernels`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, SizeRule
+from engine.attention.checks import check_caches, check_index, check_queries, check_shape, check_table, check_write
+from engine.attention.layouts import KVLayout
+from engine.attention.metadata import AttentionMetadata, MetadataBuilder
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MAX_HEAD_SIZE = 256
+"""Elements: a head's vector must fit one tile."""
+
+
+class TritonImpl(AttentionImpl[AttentionMetadata]):
+    """Decode rows by the split-KV kernel, chunks by the prefill kernel, both in one mixed step."""
+
+    def check_write(
+        self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+    ) -> None:
+        check_write(key, value, *self._caches(kv_cache), metadata.slot_mapping)
+
+    def check_attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor | None
+    ) -> None:
+        k_cache, v_cache = self._caches(kv_cache)
+        check_shape("query", query, (metadata.num_tokens, self.config.num_heads, self.config.head_size))
+        check_queries(query, k_cache, v_cache, out)
+        check_table(metadata.block_table, metadata.seq_lens, k_cache.shape[1], metadata.max_seq_len)
+        check_index("query_start_loc", metadata.query_start_loc, (metadata.num_seqs + 1,), torch.int32)
+
+    def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k_cache, v_cache = self.split(kv_cache)
+        check_caches(k_cache, v_cache, DTYPES)
+        check_shape("kv_cache (K)", k_cache, ("NB", "BS", self.config.num_kv_heads, self.config.head_size))
+        return k_cache, v_cache
+
+    def _write(
+        self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+    ) -> None:
+        from engine.attention.kernels import launch
+
+        launch.write_kv(key, value, *self.split(kv_cache), metadata.slot_mapping)
+
+    def _attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        from engine.attention.kernels import launch
+
+        k_cache, v_cache = self.split(kv_cache)
+        config, step = self.config, metadata
+        shared: dict[str, Any] = {
+            "scale": config.scale,
+            "max_seq_len": step.max_seq_len,
+            "out": out,
+            "window": config.window,
+            "soft_cap": config.soft_cap,
+        }
+        if not step.num_prefills:
+            return launch.decode_attention(query, k_cache, v_cache, step.block_table, step.seq_lens, **shared)
+        addresses = step.block_table, step.query_start_loc, step.seq_lens
+        shared["max_query_len"] = step.max_query_len
+        if not step.num_decodes:
+            return launch.prefill_attention(query, k_cache, v_cache, *addresses, **shared)
+        return launch.mixed_attention(query, k_cache, v_cache, *addresses, num_decodes=step.num_decodes, **shared)
+
+
+class TritonBackend(AttentionBackend):
+    """`triton`: CUDA devices, or the interpreter on a CPU (TRITON_INTERPRET=1, set before Triton is imported)."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "triton"
+
+    @staticmethod
+    def get_impl_cls() -> type[AttentionImpl[Any]]:
+        return TritonImpl
+
+    @staticmethod
+    def get_metadata_cls() -> type[Any]:
+        return AttentionMetadata
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder[Any]]:
+        return MetadataBuilder
+
+    @classmethod
+    def capabilities(cls) -> Capabilities:
+        return Capabilities(
+            (KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED),
+            DTYPES,
+            head_sizes=SizeRule(maximum=MAX_HEAD_SIZE),
+        )
+
+    @classmethod
+    def unavailable_because(cls) -> str:
+        """Triton ships for Linux only."""
+        return "" if importlib.util.find_spec("triton") else "triton is not installed"
+
+    @classmethod
+    def copy_blocks(
+        cls, kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout | None = None
+    ) -> None:
+        from engine.attention.kernels import launch
+
+        cls.pick_layout(layout)
+        launch.copy_blocks(kv_caches, pairs)
