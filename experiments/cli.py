@@ -16,15 +16,13 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from experiments import exits
-from experiments.flags import Flags, OutputFlags
+from experiments.bench.cli import bench_app
+from experiments.flags import Argv, Flags, Json, OutputFlags, Overwrite
 
-Json = Annotated[bool, Parameter(help="One strict JSON object on stdout.", negative=(), show_default=False)]
-Overwrite = Annotated[bool, Parameter(help="Replace a file of that name.", negative=(), show_default=False)]
 Format = Annotated[
     str, Parameter(help="Format, where it is not to be recognised: azure, lengths, mooncake, pagelab, vidur.")
 ]
 BadRow = Annotated[str, Parameter(help="refuse or drop (and count).")]
-Argv = Annotated[tuple[str, ...], Parameter(parse=False)]
 
 
 def _version() -> str:
@@ -45,6 +43,7 @@ app = App(
 )
 trace_app = App(name="trace", help="Look at, convert, make and check request traces.", result_action="return_value")
 app.command(trace_app)
+app.command(bench_app)
 
 
 @app.command

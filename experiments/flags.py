@@ -23,6 +23,10 @@ _OUT = Group("Output", sort_key=6)
 Text = str | None
 Switch = bool | None
 
+Json = Annotated[bool, Parameter(help="One strict JSON object on stdout.", negative=(), show_default=False)]
+Overwrite = Annotated[bool, Parameter(help="Replace what is there of that name.", negative=(), show_default=False)]
+Argv = Annotated[tuple[str, ...], Parameter(parse=False)]
+
 
 def _option(group: Group, text: str, *names: str) -> Any:
     return Parameter(group=group, help=text, name=names or None, show_default=False)

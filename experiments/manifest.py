@@ -47,7 +47,7 @@ def manifest_of(
         "experiment": store.folder.name,
         "verb": invocation.verb,
         "status": status,
-        "argv": [_name_only(word) for word in invocation.argv],
+        "argv": [name_only(word) for word in invocation.argv],
         "config": named(plan),
         "config_sha256": plan.sha256,
         "seeds": sorted(plan.arriving.traces),
@@ -85,7 +85,7 @@ def _last_part(path: str) -> str:
     return Path(path).name
 
 
-def _name_only(word: str) -> str:
+def name_only(word: str) -> str:
     """Absolute paths, also behind `=`, become their last part."""
     head, equals, tail = word.rpartition("=")
     return head + equals + Path(tail).name if Path(tail).is_absolute() else word

@@ -1,0 +1,116 @@
+"""The figures of kernel measurements as files, and the page that shows them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.bench.rows import MEANINGS, Row
+from experiments.bench.summary import overheads, standings
+
+if TYPE_CHECKING:
+    from experiments.figures.kernels import KernelFigure
+
+FIGURES, REPORT = "figures", "report.html"
+
+
+class Drawn(NamedTuple):
+    """A figure's file, or why there is none."""
+
+    figure: KernelFigure
+    picture: Path | None
+    missing: str = ""
+    error: str = ""
+
+
+def caption_of(manifest: dict[str, Any]) -> str:
+    """Device, versions, method and command, for the foot of every picture."""
+    machine, config = manifest["machine"], manifest["config"]
+    absent = ", ".join(missing["name"] for missing in manifest["peers_missing"])
+    parts = [
+        str(machine["device"]),
+        f"torch {machine['torch']}, triton {machine['triton']}, driver {machine['driver']}",
+        f"{config['dtype']}, block size {config['block_size']} unless shown, seed {config['seed']}",
+        "median of CUDA-graph replays over rotated inputs, bars 20th to 80th percentile",
+        *([f"not taking part: {absent}"] if absent else []),
+        " ".join(map(str, manifest["argv"])),
+    ]
+    return " · ".join(parts)
+
+
+def draw_figures(rows: Sequence[Row], manifest: dict[str, Any], folder: Path) -> list[Drawn]:
+    """Writes `figures/<name>.png` and `.csv`; one that fails costs none of the others."""
+    import pandas as pd
+
+    from experiments.figures.kernels import KERNEL_FIGURES
+
+    frame = pd.DataFrame(rows)
+    (folder / FIGURES).mkdir(parents=True, exist_ok=True)
+    return [_draw(figure, frame, caption_of(manifest), folder / FIGURES) for figure in KERNEL_FIGURES]
+
+
+def _draw(figure: KernelFigure, frame: Any, caption: str, folder: Path) -> Drawn:
+    from experiments.figures.caption import above_footer
+    from experiments.figures.drawing import write_numbers
+    from experiments.figures.spec import NothingToDrawError
+    from experiments.style import PAGE_IN, new_figure, save, style
+
+    picture = folder / f"{figure.name}.png"
+    for stale in (picture, picture.with_suffix(".csv")):
+        stale.unlink(missing_ok=True)
+    try:
+        with style():
+            canvas = new_figure(PAGE_IN, figure.height_in)
+            plotted = figure.draw(frame, above_footer(canvas, caption))
+            save(canvas, picture)
+    except NothingToDrawError as reason:
+        return Drawn(figure, None, missing=str(reason))
+    except Exception as error:  # noqa: BLE001 - one bad figure must not cost the measurements
+        return Drawn(figure, None, error=f"{type(error).__name__}: {error}")
+    write_numbers(plotted, picture.with_suffix(".csv"))
+    return Drawn(figure, picture)
+
+
+def write_page(rows: Sequence[Row], manifest: dict[str, Any], folder: Path) -> list[Drawn]:
+    """Figures and `report.html`, one file without network access."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    drawn = draw_figures(rows, manifest, folder)
+    templates = FileSystemLoader(Path(__file__).parents[1] / "templates")
+    environment = Environment(
+        loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    text = environment.get_template("kernels.html.j2").render(
+        title=manifest["experiment"],
+        command=" ".join(map(str, manifest["argv"])),
+        machine=manifest["machine"],
+        missing=manifest["peers_missing"],
+        broken=manifest["broken"],
+        caption=caption_of(manifest),
+        standings=standings(rows),
+        overheads=overheads(rows),
+        failed=[row for row in rows if row["status"] in ("wrong", "failed")],
+        figures=[_picture(one) for one in drawn],
+        columns=MEANINGS,
+        manifest=json.dumps({k: v for k, v in manifest.items() if k != "derived_files"}, indent=2, ensure_ascii=False),
+    )
+    partial = folder / ".report.html.tmp"
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    partial.replace(folder / REPORT)
+    return drawn
+
+
+def _picture(one: Drawn) -> dict[str, str]:
+    image = base64.b64encode(one.picture.read_bytes()).decode() if one.picture else ""
+    numbers = f"{FIGURES}/{one.figure.name}.csv"
+    return {
+        "name": one.figure.name,
+        "title": one.figure.title,
+        "claim": one.figure.claim,
+        "image": image,
+        "numbers": numbers,
+        "why_not": one.missing or one.error,
+    }

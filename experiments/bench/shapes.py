@@ -1,0 +1,138 @@
+"""What a kernel is asked to do, in numbers: lengths, heads, block size, layout; the bytes and operations it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+Kernel = Literal["decode", "prefill", "mixed", "write", "copy"]
+Order = Literal["shuffled", "identity"]
+Layout = Literal["kv_first", "block_first", "interleaved"]
+
+LAYOUTS: Final[tuple[Layout, ...]] = ("kv_first", "block_first", "interleaved")
+DTYPES: Final = ("bfloat16", "float16")
+ELEMENT_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One attention layer."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token in this layer."""
+        return 2 * self.num_kv_heads * self.head_size * ELEMENT_BYTES
+
+
+GQA: Final = Heads("gqa", 32, 8, 128)
+"""Llama-3-8B: 4 KiB of K and V a token."""
+MHA: Final = Heads("mha", 40, 40, 128)
+"""Llama-2-13B and OPT-13B: 20 KiB a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One problem: `seq_lens` and `query_lens` of S sequences; the queries are a sequence's last tokens.
+
+    write: the query tokens of each sequence are written into their slots. copy: each of S entries is a pair of blocks.
+    """
+
+    case: str
+    kernel: Kernel
+    label: str
+    heads: Heads
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    block_size: int = 16
+    layout: Layout = "kv_first"
+    table: Order = "shuffled"
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if len(self.seq_lens) != len(self.query_lens) or not self.seq_lens:
+            raise ValueError(
+                f"{self.case} {self.label}: {len(self.seq_lens)} sequence and {len(self.query_lens)} query lengths"
+            )
+        wrong = [(q, n) for q, n in zip(self.query_lens, self.seq_lens, strict=True) if not 1 <= q <= n]
+        if wrong:
+            raise ValueError(f"{self.case} {self.label}: need 1 <= query <= sequence length, got {wrong[0]}")
+
+    @property
+    def num_seqs(self) -> int:
+        """S."""
+        return len(self.seq_lens)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose K and V are attended to, all sequences."""
+        return sum(self.seq_lens)
+
+    @property
+    def query_tokens(self) -> int:
+        """T."""
+        return sum(self.query_lens)
+
+    @property
+    def blocks_of(self) -> tuple[int, ...]:
+        """Blocks of each sequence."""
+        return tuple(-(-length // self.block_size) for length in self.seq_lens)
+
+    @property
+    def num_blocks(self) -> int:
+        """NB: blocks of all sequences; a copy needs a source and a destination."""
+        return sum(self.blocks_of) * (2 if self.kernel == "copy" else 1)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all sequences and all queries have the same lengths."""
+        return len(set(self.seq_lens)) == 1 and len(set(self.query_lens)) == 1
+
+    @property
+    def cache_bytes(self) -> int:
+        """K and V of all blocks, one layer: what an input set takes of the pool."""
+        return self.num_blocks * self.block_size * self.heads.token_bytes
+
+    @property
+    def query_bytes(self) -> int:
+        """Queries, or the K and V to be written."""
+        if self.kernel == "copy":
+            return 0
+        if self.kernel == "write":
+            return self.query_tokens * self.heads.token_bytes
+        return self.query_tokens * self.heads.num_heads * self.heads.head_size * ELEMENT_BYTES
+
+    @property
+    def moved_bytes(self) -> int:
+        """Fewest bytes through device memory: K and V that are attended to, once; in a write or copy both ways."""
+        if self.kernel in ("write", "copy"):
+            return 2 * self.query_tokens * self.heads.token_bytes
+        return self.kv_tokens * self.heads.token_bytes
+
+    @property
+    def num_flops(self) -> int:
+        """Two products of a query with the keys and values it may see (causal): 4 x H x D for each such pair."""
+        if self.kernel in ("write", "copy"):
+            return 0
+        pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(self.query_lens, self.seq_lens, strict=True))
+        return 4 * self.heads.num_heads * self.heads.head_size * pairs
+
+    def with_(self, **changes: object) -> Shape:
+        """The same with other fields."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def decode(case: str, heads: Heads, batch: int, context: int, block_size: int = 16) -> Shape:
+    """A query a sequence, all of one length."""
+    return Shape(
+        case, "decode", f"{heads.name} {batch} x {tokens(context)}", heads, (context,) * batch, (1,) * batch, block_size
+    )
+
+
+def tokens(count: int) -> str:
+    """`64k` for 65,536."""
+    return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
