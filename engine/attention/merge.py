@@ -65,7 +65,7 @@ class SoftmaxState:
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [..., R, D] and lse [..., R]; 0 and -inf for a row that saw nothing."""
-        seen = self.l > 0
+        seen = self.l != 0  # NaN counts as seen: it must reach the output
         total = torch.where(seen, self.l, torch.ones_like(self.l))
         lse = torch.where(seen, self.m + torch.log(total), torch.full_like(self.m, NEVER))
         return torch.where(seen[..., None], self.acc / total[..., None], torch.zeros_like(self.acc)), lse
@@ -85,9 +85,9 @@ def merge_outputs(
     shift = _shift(m)
     weight_a, weight_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
     total = weight_a + weight_b
-    safe = torch.where(total > 0, total, torch.ones_like(total))
+    safe = torch.where(total != 0, total, torch.ones_like(total))
     parts = [
         torch.where((lse == NEVER)[..., None], torch.zeros_like(out), out).to(lse.dtype) * (weight / safe)[..., None]
         for out, lse, weight in ((out_a, lse_a, weight_a), (out_b, lse_b, weight_b))
     ]
-    return (parts[0] + parts[1]).to(out_a.dtype), torch.where(total > 0, m + torch.log(safe), infinite)
+    return (parts[0] + parts[1]).to(out_a.dtype), torch.where(total != 0, m + torch.log(safe), infinite)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, M, SizeRule
-from engine.attention.checks import FLOATS, check_caches, check_shape
+from engine.attention.checks import FLOATS, AttentionInputError, check_caches, check_shape
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import (
     AttentionMetadata,
@@ -190,11 +190,11 @@ class ReferencePallas(ReferenceBackend):
     def get_min_block_size(cls, max_model_len: int, max_num_seqs: int) -> int:
         """The next power of two of ceil(max_model_len / (131072 // max_num_seqs)): block tables must fit.
 
-        ValueError for more sequences than entries.
+        AttentionInputError for more sequences than entries.
         """
         entries = PALLAS_TABLE_ENTRIES // max_num_seqs
         if not entries:
-            raise ValueError(
+            raise AttentionInputError(
                 f"reference-pallas: expected max_num_seqs up to {PALLAS_TABLE_ENTRIES}, got {max_num_seqs}"
             )
         return 1 << (-(-max_model_len // entries) - 1).bit_length()
