@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from experiments.paper import chapter_blocks, chapter_pool, chapter_sizes, fig2
+from experiments.paper import chapter_attention, chapter_blocks, chapter_pool, chapter_sizes, fig2
 from experiments.paper.chapter_sizes import claim
 from experiments.paper.claims import Claim, Result, exact, not_yet, over_seeds
 from experiments.paper.experiment import Experiment
@@ -26,12 +26,8 @@ CORE_LINES: Final = (385, 281)
 ATLAS_YEAR: Final = 1961
 PAPER_YEAR: Final = 2023
 LATER: Final = {
-    "S17": "shapes of the KV tensors of four backends",
-    "S18": "K and V as views of one storage",
     "S19": "rows of the block table that are copied to the device",
     "S23": "blocks of a rank are at least the global number",
-    "S24": "online update of the softmax, block by block",
-    "S25": "block sizes that the kernels accept",
 }
 
 
@@ -41,6 +37,7 @@ def judge(lab: Lab) -> list[Result]:
         *chapter_sizes.judge(),
         *chapter_blocks.judge(lab.num_seeds),
         *chapter_pool.judge(),
+        *chapter_attention.judge(),
         *_lines(),
         *_quoted(lab),
         exact(claim("S26/years", "from Atlas to the paper", 62, "years", "year"), PAPER_YEAR - ATLAS_YEAR),

@@ -1,7 +1,8 @@
 """A claim, what was measured for it, and the verdict.
 
 Only a claim that was measured and lies within its tolerance passes. A number that something here was fitted to is
-`calibrated`, not passed, while the fit holds; one whose code does not exist is `not yet`.
+`calibrated`, not passed, while the fit holds; one whose code does not exist is `not yet`; one that needs what this
+machine lacks (torch, a device) is `not here`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Verdict = Literal["pass", "miss", "calibrated", "not yet"]
+Verdict = Literal["pass", "miss", "calibrated", "not yet", "not here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,15 @@ class Result:
     """0: no randomness."""
     note: str = ""
     """What belongs to this measurement, such as the time-weighted value."""
+    lacking: str = ""
+    """What this machine lacks to measure it; empty where it was measured, or where no code exists."""
 
     @property
     def verdict(self) -> Verdict:
         """Judged without rounding; a bound is met when it is reached, up to the error of a float."""
         claim = self.claim
+        if self.lacking:
+            return "not here"
         if self.got is None or claim.expected is None:
             return "not yet"
         slack = 1e-9 * max(1.0, abs(claim.expected))
@@ -82,7 +87,7 @@ class Result:
             "source": claim.source,
             "confidence": claim.confidence,
             "deviations": list(claim.deviations),
-            "note": "; ".join(text for text in (claim.note, self.note) if text),
+            "note": "; ".join(text for text in (claim.note, self.note, self.lacking) if text),
         }
 
 
@@ -95,6 +100,11 @@ def over_seeds(claim: Claim, values: Sequence[float], note: str = "") -> Result:
     """Mean and sample standard deviation of one value a seed."""
     mean = math.fsum(values) / len(values)
     return Result(claim, mean, statistics.stdev(values) if len(values) > 1 else None, len(values), note)
+
+
+def not_here(claim: Claim, lacking: str) -> Result:
+    """A claim that could be measured, but not on this machine."""
+    return Result(claim, None, lacking=f"not measured here: {lacking}")
 
 
 def not_yet(claim: Claim) -> Result:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
+from experiments.paper.kernels import KernelLab
 from experiments.presets import PRESETS
 from sim import metrics
 from sim.cost import PAPER_13B
@@ -100,6 +101,8 @@ class Lab:
     num_seeds: int = NUM_SEEDS
     quick: bool = False
     jobs: int = 1
+    kernels: KernelLab = field(default_factory=KernelLab)
+    """Where measurements of kernels come from."""
     _done: dict[RunKey, Measured] = field(default_factory=dict)
 
     def is_real(self, name: str) -> bool:

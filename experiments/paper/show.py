@@ -13,7 +13,7 @@ from experiments.paper.claims import Result
 from experiments.paper.deviations import DEVIATIONS
 from experiments.paper.experiment import Cell, Table
 
-STYLES = {"pass": "green", "miss": "bold red", "calibrated": "cyan", "not yet": "dim"}
+STYLES = {"pass": "green", "miss": "bold red", "calibrated": "cyan", "not yet": "dim", "not here": "yellow"}
 PLAIN_WIDTH = 150
 """Columns where there is no terminal to ask."""
 
@@ -130,6 +130,8 @@ def tally(results: Sequence[Result]) -> str:
         text += f", {count['miss']} missed"
     if count["calibrated"]:
         text += f"; {count['calibrated']} fitted (not counted)"
+    if count["not here"]:
+        text += f"; {count['not here']} not measured on this machine (not counted)"
     if count["not yet"]:
         text += f"; {count['not yet']} not yet measured (not counted)"
     return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from engine.core.suggestion import unknown_name
-from experiments.exits import UsageError
+from experiments.exits import NO_DEVICE, UsageError
 from experiments.paper import later, show
 from experiments.paper.block_size import BLOCK_SIZE
 from experiments.paper.chapter import CHAPTER
@@ -19,6 +19,9 @@ from experiments.paper.experiment import Experiment, Table
 from experiments.paper.fig2 import FIG2
 from experiments.paper.fig11 import FIG11, means
 from experiments.paper.fig13a import FIG13A
+from experiments.paper.fig18a import FIG18A, KERNEL_BLOCK_SIZE
+from experiments.paper.kernels import KernelLab
+from experiments.paper.online_softmax import ONLINE_SOFTMAX
 from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
 from experiments.paper.table1 import TABLE1
 from sim.metrics import strict_json
@@ -26,7 +29,11 @@ from workloads import load_trace
 
 OK, NOTHING_MEASURED, MISSED = 0, 3, 4
 EXPERIMENTS: Final[dict[str, Experiment]] = {
-    experiment.name: experiment for experiment in (FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER)
+    experiment.name: experiment
+    for experiment in (
+        *(FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER),
+        *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE),
+    )
 }
 NAMES: Final = (*EXPERIMENTS, *later.LATER)
 LENGTH_SETS: Final = ("sharegpt", "alpaca")
@@ -50,15 +57,17 @@ def reproduce(
     as_json: bool = False,
     seeds: int | None = None,
     jobs: int = 1,
+    kernels: Path | None = None,
 ) -> int:
-    """Exit code: 0 nothing missed, 3 only names that are not measured yet, 4 a miss; UsageError for unknown names.
+    """Exit code: 0 nothing missed, 3 only names that are not measured yet, 4 a miss, 6 only what this machine lacks
+    something for; UsageError for unknown names.
 
     No name, or `all`, means everything. `seeds` is their number (10, or 3 with `quick`). Tables, or exactly one JSON
     object, go to standard output, everything else to standard error.
     """
     try:
         chosen = _chosen(names)
-        lab = _lab(quick, lengths or {}, seeds, jobs)
+        lab = _lab(quick, lengths or {}, seeds, jobs, KernelLab(kernels, quick))
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     sections = measure(chosen, lab)
@@ -70,15 +79,19 @@ def reproduce(
     code = exit_code(results)
     if code == NOTHING_MEASURED:
         _say(f"nothing was measured: no code yet for {', '.join(chosen)}")
+    for lacking in dict.fromkeys(result.lacking for result in results if result.lacking):
+        _say(lacking)
     return code
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """A miss decides; claims that were all `not yet` are no success either."""
+    """A miss decides; claims that were all `not yet`, or need what this machine lacks, are no success either."""
     verdicts = {result.verdict for result in results}
     if "miss" in verdicts:
         return MISSED
-    return NOTHING_MEASURED if verdicts <= {"not yet"} else OK
+    if verdicts == {"not here"}:
+        return NO_DEVICE
+    return NOTHING_MEASURED if verdicts <= {"not yet", "not here"} else OK
 
 
 def measure(chosen: Sequence[str], lab: Lab) -> list[Section]:
@@ -101,6 +114,7 @@ def document(sections: Sequence[Section], lab: Lab) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "quick": lab.quick,
         "num_seeds": lab.num_seeds,
+        "kernels": "stored" if lab.kernels.stored else "measured here",
         "lengths": {name: "given" if lab.is_real(name) else "stand-in" for name in LENGTH_SETS},
         "claims": [result.to_dict() for result in results],
         "deviations": {key: DEVIATIONS[key] for key in used},
@@ -131,11 +145,11 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _lab(quick: bool, files: dict[str, Path], seeds: int | None, jobs: int) -> Lab:
+def _lab(quick: bool, files: dict[str, Path], seeds: int | None, jobs: int, kernels: KernelLab) -> Lab:
     num_seeds = seeds if seeds is not None else NUM_QUICK_SEEDS if quick else NUM_SEEDS
     if num_seeds < 1 or jobs < 1:
         raise ValueError(f"need at least one seed and one job, got seeds={num_seeds}, jobs={jobs}")
-    return Lab({name: read_lengths(name, path) for name, path in files.items()}, num_seeds, quick, jobs)
+    return Lab({name: read_lengths(name, path) for name, path in files.items()}, num_seeds, quick, jobs, kernels)
 
 
 def read_lengths(name: str, path: Path) -> Pairs:

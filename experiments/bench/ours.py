@@ -1,0 +1,180 @@
+"""pagelab's own kernels as contestants: paged, and their contiguous twins, as the heuristics or a sweep configure them.
+
+`pagelab` is the paged kernel, `pagelab-twin` the twin with a heuristic of its own (best against best), and
+`pagelab-twin-equal` the twin with the paged kernel's tile, warps and stages: as many bytes in flight, so that only the
+table differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from experiments.bench.contestant import Entry, UnsupportedError, contiguous_rows, each
+from experiments.bench.inputs import InputSet, Problem
+from experiments.bench.shapes import Shape
+
+PAGED, TWIN, TWIN_EQUAL = "pagelab", "pagelab-twin", "pagelab-twin-equal"
+ATTENDS: Final = ("decode", "prefill", "mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """The kernels of `engine.attention.kernels` over the block table."""
+
+    name: str = PAGED
+    config: Any = None
+    """Of the kernel's tuning type; None: the heuristic's."""
+    contiguous: bool = False
+
+    @property
+    def swept(self) -> bool:
+        """Whether the configuration is one of a sweep."""
+        return self.config is not None
+
+    def enter(self, problem: Problem) -> Entry:
+        """Attention by kind; writes and copies as the engine issues them."""
+        make: dict[str, Callable[[Problem], Entry]] = {
+            "decode": self._decode,
+            "prefill": self._prefill,
+            "mixed": self._mixed,
+            "write": _write,
+            "copy": _copy,
+        }
+        return make[problem.shape.kernel](problem)
+
+    def _decode(self, problem: Problem) -> Entry:
+        from engine.attention.kernels.launch import decode_attention
+
+        config = self.config or heuristic(problem, paged=True)
+        options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "config": config}
+        tables = (problem.block_table, problem.seq_lens)
+        calls = each(problem, lambda s: decode_attention(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
+        return Entry(calls, config=written(config))
+
+    def _prefill(self, problem: Problem) -> Entry:
+        from engine.attention.kernels.launch import prefill_attention
+
+        config = self.config or heuristic(problem, paged=True)
+        options = {**_bounds(problem), "config": config}
+        tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
+        calls = each(problem, lambda s: prefill_attention(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
+        return Entry(calls, config=written(config))
+
+    def _mixed(self, problem: Problem) -> Entry:
+        from engine.attention.kernels.launch import mixed_attention
+
+        if self.swept:
+            raise UnsupportedError("its two kernels are swept by decode and chunk")
+        num_decodes = sum(query == 1 for query in problem.shape.query_lens)
+        options = {**_bounds(problem), "num_decodes": num_decodes}
+        tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
+        return Entry(each(problem, lambda s: mixed_attention(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options)))
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The same source without a table, over the same memory read as contiguous sequences."""
+
+    name: str = TWIN
+    config: Any = None
+    contiguous: bool = True
+
+    @property
+    def swept(self) -> bool:
+        """Whether the configuration is one of a sweep."""
+        return self.config is not None
+
+    def enter(self, problem: Problem) -> Entry:
+        """Decode and prefill."""
+        kind = problem.shape.kernel
+        if kind not in ("decode", "prefill"):
+            raise UnsupportedError(f"no contiguous {kind}")
+        config = self.config or heuristic(problem, paged=self.name == TWIN_EQUAL)
+        options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "config": config}
+        if kind == "decode":
+            from engine.attention.kernels.launch import decode_contiguous as kernel
+
+            tables = (problem.starts, problem.seq_lens)
+        else:
+            from engine.attention.kernels.launch import prefill_contiguous as kernel
+
+            tables = (problem.starts, problem.query_start_loc, problem.seq_lens)
+            options["max_query_len"] = max(problem.shape.query_lens)
+
+        def call(one: InputSet) -> Any:
+            k, v = contiguous_rows(problem, one.k_cache), contiguous_rows(problem, one.v_cache)
+            return kernel(one.q, k, v, *tables, out=one.out, **options)
+
+        return Entry(each(problem, call), config=written(config))
+
+
+def contestants(shape: Shape, *, sweep: bool) -> list[Paged | Twin]:
+    """Ours, and with `sweep` every configuration of the grid for paged and twin, under the same names."""
+    found: list[Paged | Twin] = [Paged(), Twin(), Twin(TWIN_EQUAL)]
+    if sweep and shape.kernel in ("decode", "prefill"):
+        found += [kind(config=config) for config in grid(shape) for kind in (Paged, Twin)]
+    return found
+
+
+def heuristic(problem: Problem, *, paged: bool) -> Any:
+    """What the fixed rule of `engine.attention.kernels.tuning` gives for the paged kernel, or for its twin."""
+    shape, q = problem.shape, problem.sets[0].q
+    kv_heads, longest, block_size = shape.heads.num_kv_heads, max(shape.seq_lens), shape.block_size
+    from engine.attention.kernels import tuning
+
+    if shape.kernel == "decode":
+        from engine.attention.kernels.launch_decode import shape_of
+
+        rule = tuning.decode_config if paged else tuning.decode_contiguous_config
+        return rule(shape_of(q, kv_heads, longest, block_size if paged else 0))
+    raise UnsupportedError(f"no rule for {shape.kernel}")
+
+
+def grid(shape: Shape) -> Iterator[Any]:
+    """Every configuration that a sweep tries."""
+    if shape.kernel == "decode":
+        yield from _decode_grid()
+
+
+def _decode_grid() -> Iterator[Any]:
+    import torch
+
+    from engine.attention.kernels.device import multiprocessors
+    from engine.attention.kernels.tuning import DecodeConfig
+
+    sms = multiprocessors(torch.device("cuda"))
+    for block_n in (64, 128):
+        for num_warps in (2, 4):
+            for num_stages in (2, 3, 4):
+                for waves in (2, 4, 8):
+                    for least in (256, 1024, 4096):
+                        yield DecodeConfig(block_n, num_warps, num_stages, waves * sms, least)
+
+
+def written(config: Any) -> str:
+    """`block_n=64 num_warps=4 ...`: what the column `config` holds."""
+    return " ".join(f"{field.name}={getattr(config, field.name)}" for field in dataclasses.fields(config))
+
+
+def _bounds(problem: Problem) -> dict[str, Any]:
+    shape = problem.shape
+    return {
+        "scale": problem.scale,
+        "max_query_len": max(shape.query_lens),
+        "max_seq_len": max(shape.seq_lens),
+    }
+
+
+def _write(problem: Problem) -> Entry:
+    from engine.attention.kernels.launch import write_kv
+
+    return Entry(each(problem, lambda s: write_kv(s.k, s.v, s.k_cache, s.v_cache, problem.slot_mapping)))
+
+
+def _copy(problem: Problem) -> Entry:
+    from engine.attention.kernels.launch import copy_blocks
+
+    return Entry(each(problem, lambda s: copy_blocks([s.k_cache, s.v_cache], problem.pairs)))
