@@ -1,0 +1,164 @@
+"""Decode attention: one query token a sequence, over a paged (or contiguous) KV cache, split along the keys.
+
+`decode_kernel` computes one piece of one sequence for one KV head: the group's query heads are the rows of the dot
+products. A sequence of a single piece is finished there; the others leave (normalised output, log2-sum-exp) per piece,
+and `reduce_kernel` merges them (the merge law of `engine.attention.merge`). Piece lengths come from all lengths of the
+batch (`work`): long sequences are cut into pieces no longer than a fair share of the device, short ones stay whole.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from engine.attention.kernels.tiles import attend, row_offsets, table_entries
+from engine.attention.kernels.work import first_item_of, locate_piece, piece_tiles, span_of
+
+
+@triton.jit
+def _load_query(Q, heads, alive, q_h, D: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr):
+    """Query heads `heads` of one token, [M, BLOCK_D], zero beyond the group and beyond the head size."""
+    dims = tl.arange(0, BLOCK_D)[None, :]
+    q = tl.load(Q + heads[:, None] * q_h + dims, mask=alive[:, None] & (dims < D), other=0.0)
+    if UPCAST:
+        q = q.to(tl.float32)
+    return q
+
+
+@triton.jit
+def _attend_piece(
+    q, K, V, table, tile, end_tile, first, length, kv_b, kv_t, block_size, block_shift, scale, soft_cap,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """(maximum, total, acc) of q over the keys [first, length) in the tiles [tile, end_tile).
+
+    The next tile's table entries are loaded an iteration ahead, so that K and V wait for no load of their own
+    iteration: an indirect load would otherwise take a stage of the pipeline (and its buffer) for itself.
+    """
+    rows = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)[None, :]
+    last = length - 1
+    maximum = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    entries = table_entries(table, tile * BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
+    for step in tl.range(tile, end_tile, num_stages=NUM_STAGES):
+        start = step * BLOCK_N
+        offsets = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES)[:, None] + dims
+        entries = table_entries(table, start + BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
+        if D == BLOCK_D:
+            k = tl.load(K + offsets)
+            v = tl.load(V + offsets)
+        else:
+            k = tl.load(K + offsets, mask=dims < D, other=0.0)
+            v = tl.load(V + offsets, mask=dims < D, other=0.0)
+        position = start + rows
+        visible = ((position >= first) & (position < length))[None, :]
+        maximum, total, acc = attend(
+            q, k, v, maximum, total, acc, visible, scale, soft_cap, True, SOFT_CAP, UPCAST
+        )  # fmt: skip
+    return maximum, total, acc
+
+
+@triton.jit
+def _store_piece(
+    maximum, total, acc, OUT, PART, LSE, heads, alive, out_h, whole, D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Output rows of a sequence in one piece (`whole`), else this piece's part: normalised rows, and maximum +
+    log2(total). The final division is here; without a key (length 0) the output is zero."""
+    dims = tl.arange(0, BLOCK_D)[None, :]
+    mask = alive[:, None] & (dims < D)
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if whole:
+        tl.store(OUT + heads[:, None] * out_h + dims, result.to(OUT.dtype.element_ty), mask=mask)
+    else:
+        tl.store(PART + heads[:, None] * D + dims, result, mask=mask)
+        tl.store(LSE + heads, maximum + tl.log2(total), mask=alive)
+
+
+@triton.jit(do_not_specialize=["table_s", "num_seqs", "num_heads", "group", "max_pieces", "min_tiles", "window",
+                               "block_size", "block_shift"])  # fmt: skip
+def decode_kernel(
+    Q, K, V, TABLE, SEQ_LENS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
+    num_seqs, num_heads, group, max_pieces, min_tiles, window, block_size, block_shift,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
+    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
+    or with PAGES == "contiguous" the first row of each sequence, int64 [S]."""
+    item = tl.program_id(1)
+    seq = item
+    pieces = 1
+    piece = 0
+    if SPLIT:
+        per_piece = piece_tiles(SEQ_LENS, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW)
+        seq, first_item = locate_piece(SEQ_LENS, num_seqs, item, per_piece, window, BLOCK_N, WINDOW)
+        if seq >= num_seqs:
+            return
+        piece = item - first_item
+    length = tl.load(SEQ_LENS + seq)
+    first, first_tile, tiles = span_of(length, window, BLOCK_N, WINDOW)
+    if SPLIT:
+        pieces = tl.maximum((tiles + per_piece - 1) // per_piece, 1)
+    head_tiles = (group + BLOCK_M - 1) // BLOCK_M
+    kv_head = tl.program_id(0) // head_tiles
+    in_group = tl.program_id(0) % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    heads = kv_head * group + in_group
+    q = _load_query(Q + seq.to(tl.int64) * q_s, heads, in_group < group, q_h, D, BLOCK_D, UPCAST)
+    base = kv_head.to(tl.int64) * kv_h
+    if PAGES == "contiguous":
+        base += tl.load(TABLE + seq) * kv_t
+    maximum, total, acc = _attend_piece(
+        q, K + base, V + base, TABLE + seq.to(tl.int64) * table_s,
+        first_tile + tiles * piece // pieces, first_tile + tiles * (piece + 1) // pieces, first, length,
+        kv_b, kv_t, block_size, block_shift, scale, soft_cap,
+        D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
+    )  # fmt: skip
+    part = item.to(tl.int64) * num_heads
+    _store_piece(
+        maximum, total, acc, OUT + seq.to(tl.int64) * out_s, PART + part * D, LSE + part, heads, in_group < group,
+        out_h, pieces == 1, D, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_heads", "heads_per_program", "max_pieces", "min_tiles", "window"])
+def reduce_kernel(
+    SEQ_LENS, OUT, PART, LSE, out_s, out_h, num_seqs, num_heads, heads_per_program, max_pieces, min_tiles, window,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Grid (S, ceil(H / heads_per_program)): merges a sequence's pieces, BLOCK_P at a time. Sequences of one piece
+    are finished already and leave at once. Same arguments as the decode that came before, hence the same pieces."""
+    seq = tl.program_id(0)
+    _, _, tiles = span_of(tl.load(SEQ_LENS + seq), window, BLOCK_N, WINDOW)
+    per_piece = piece_tiles(SEQ_LENS, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW)
+    pieces = (tiles + per_piece - 1) // per_piece
+    if pieces <= 1:
+        return
+    first_item = first_item_of(SEQ_LENS, seq, per_piece, window, BLOCK_N, WINDOW).to(tl.int64)
+    first_head = tl.program_id(1) * heads_per_program
+    for head in range(first_head, tl.minimum(first_head + heads_per_program, num_heads)):
+        out = OUT + seq.to(tl.int64) * out_s + head * out_h
+        row = first_item * num_heads + head
+        _merge_pieces(out, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P)
+
+
+@triton.jit
+def _merge_pieces(out, PART, LSE, pieces, num_heads, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr):
+    """One head's output from its pieces, `num_heads` rows apart: weights 2^(lse - maximum), final division."""
+    dims = tl.arange(0, BLOCK_D)
+    maximum = -1e30
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for start in range(0, pieces, BLOCK_P):
+        piece = start + tl.arange(0, BLOCK_P)
+        lse = tl.load(LSE + piece * num_heads, mask=piece < pieces, other=float("-inf"))
+        mask = (piece < pieces)[:, None] & (dims < D)[None, :]
+        part = tl.load(PART + (piece * num_heads).to(tl.int64)[:, None] * D + dims[None, :], mask=mask, other=0.0)
+        new_maximum = tl.maximum(maximum, tl.max(lse, 0))
+        weights = tl.exp2(lse - new_maximum)
+        shrink = tl.exp2(maximum - new_maximum)
+        acc = acc * shrink + tl.sum(part * weights[:, None], 0)
+        total = total * shrink + tl.sum(weights, 0)
+        maximum = new_maximum
+    tl.store(out + dims, (acc / total).to(out.dtype.element_ty), mask=dims < D)

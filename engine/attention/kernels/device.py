@@ -1,0 +1,39 @@
+"""What a launch asks of its device, and whether kernels are compiled or interpreted in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+from triton.runtime import JITFunction
+
+SMS_WITHOUT_A_DEVICE = 132
+"""Multiprocessors that the tuning rules assume where tensors are on the CPU (the interpreter): an H200's."""
+
+
+def interpreted(kernel: object) -> bool:
+    """Whether this kernel runs in Triton's interpreter (TRITON_INTERPRET=1 before Triton was imported)."""
+    return not isinstance(kernel, JITFunction)
+
+
+def upcast(kernel: object, dtype: torch.dtype) -> bool:
+    """Whether to compute in float32 after loading: the interpreter only loads and stores bfloat16 rightly."""
+    return dtype == torch.bfloat16 and interpreted(kernel)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of the device that holds the tensors."""
+    if device.type != "cuda":
+        return SMS_WITHOUT_A_DEVICE
+    return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """Launches go to the tensor's device, whichever is current."""
+    return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()

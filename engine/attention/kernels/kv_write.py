@@ -1,0 +1,74 @@
+"""Writing a step's K and V into the cache by slot_mapping, both in one launch (vLLM's `reshape_and_cache_flash`)."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.attention.checks import check_caches, check_write
+from engine.attention.kernels.device import on_device
+from engine.attention.kernels.inputs import DTYPES, check_same_strides
+from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.tuning import WriteConfig, write_config
+
+
+@triton.jit(do_not_specialize=["num_tokens", "block_size", "block_shift"])
+def write_kernel(
+    K, V, K_CACHE, V_CACHE, SLOTS, k_t, k_h, v_t, v_h, kv_b, kv_t, kv_h, num_tokens, block_size, block_shift,
+    D: tl.constexpr, ELEMENTS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, PAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(T / TOKENS), ceil(KH * D / BLOCK_E)): a tile of tokens x elements of K and of V a program."""
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    slots = tl.load(SLOTS + tokens, mask=tokens < num_tokens, other=-1)
+    elements = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    heads = (elements // D)[None, :]
+    dims = (elements % D)[None, :]
+    mask = (tokens < num_tokens)[:, None] & (elements < ELEMENTS)[None, :]
+    far = tokens.to(tl.int64)[:, None]
+    k = tl.load(K + far * k_t + heads * k_h + dims, mask=mask)  # before the slots are known: one latency, not two
+    v = tl.load(V + far * v_t + heads * v_h + dims, mask=mask)
+    mask = mask & (slots >= 0)[:, None]
+    if PAGES == "shift":
+        block = slots >> block_shift
+        slot = slots & (block_size - 1)
+    else:
+        block = slots // block_size
+        slot = slots % block_size
+    to = (block * kv_b + slot * kv_t)[:, None] + heads * kv_h + dims
+    tl.store(K_CACHE + to, k, mask=mask)
+    tl.store(V_CACHE + to, v, mask=mask)
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    config: WriteConfig | None = None,
+) -> None:
+    """k, v [T, KH, D] go to slots slot_mapping [T] int64 of k_cache, v_cache [NB, BS, KH, D]; slot < 0: nowhere.
+
+    Slots are distinct and inside the cache (contents are not read here); bits are copied as they are. The caches are
+    views of equal strides, k and v have strides of their own. AttentionInputError before anything is launched.
+    """
+    check_caches(k_cache, v_cache, DTYPES)
+    check_same_strides(k_cache, v_cache)
+    check_write(k, v, k_cache, v_cache, slot_mapping)
+    num_tokens, num_heads, head_size = k.shape
+    if num_tokens == 0:
+        return
+    config = config or write_config(num_tokens, num_heads * head_size)
+    pages = Pages.of_slots(k_cache.shape[1])
+    grid = (-(-num_tokens // config.tokens), -(-num_heads * head_size // config.block_elements))
+    with on_device(k):
+        write_kernel[grid](
+            k, v, k_cache, v_cache, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), num_tokens, pages.block_size, pages.shift,
+            D=head_size, ELEMENTS=num_heads * head_size, TOKENS=config.tokens, BLOCK_E=config.block_elements,
+            PAGES=pages.mode, num_warps=config.num_warps,
+        )  # fmt: skip

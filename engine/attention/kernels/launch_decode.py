@@ -1,0 +1,194 @@
+"""Launchers of decode attention: the paged kernel and its contiguous twin, the same source with PAGES="contiguous".
+
+Neither waits for the device nor reads it: grids come from shapes and bounds, so that a call can be captured in a CUDA
+graph and replayed with other lengths up to `max_seq_len`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.kernels.decode import decode_kernel, reduce_kernel
+from engine.attention.kernels.device import multiprocessors, on_device, upcast
+from engine.attention.kernels.inputs import (
+    check_contiguous,
+    check_one_query_each,
+    check_paged,
+    check_workspace,
+    padded,
+    score_factors,
+)
+from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, decode_config, decode_contiguous_config
+
+MAX_BLOCK_M = 64
+PIECES_AT_ONCE = 16
+"""Pieces that a program of the reduction loads together."""
+FULL_GRID = 1024
+"""A reduction of more (sequence, head) pairs than this takes several heads a program: most leave at once."""
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_seq_len: int,
+    out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    config: DecodeConfig | None = None,
+) -> torch.Tensor:
+    """Attention of one query token a sequence, the last of its `seq_lens` tokens, over a paged KV cache.
+
+    q [S, H, D]; k_cache, v_cache [NB, BS, KH, D], views of equal strides, head size innermost; block_table [S,
+    max_blocks] int32; seq_lens [S] int32, at most max_seq_len; a sequence of length 0 gets zeros. `window` > 0: the
+    last `window` tokens only, the query's own included. `soft_cap` > 0: scores s become soft_cap * tanh(s / soft_cap).
+    `workspace` float32 of `decode_workspace(...)` elements, else allocated. Returns `out` [S, H, D], written in place.
+    AttentionInputError before anything is launched.
+    """
+    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_one_query_each(q, seq_lens)
+    block_size = k_cache.shape[1]
+    shape = shape_of(q, k_cache.shape[2], max_seq_len, block_size)
+    cut = Cut.of(shape, config or decode_config(shape), window)
+    pages = Pages.of(block_size, cut.config.block_n)
+    call = _Call(score_factors(scale, window, soft_cap), window, soft_cap, pages, cut)
+    return _launch(q, k_cache, v_cache, block_table, seq_lens, out, workspace, call)
+
+
+def decode_contiguous(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_seq_len: int,
+    out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    config: DecodeConfig | None = None,
+) -> torch.Tensor:
+    """`decode_attention` without a table: the tokens of sequence s are rows starts[s], starts[s] + 1, ... of k and v.
+
+    k, v [N, KH, D], equal strides; starts [S] int64; the rest as there.
+    """
+    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_one_query_each(q, seq_lens)
+    shape = shape_of(q, k.shape[1], max_seq_len, 0)
+    cut = Cut.of(shape, config or decode_contiguous_config(shape), window)
+    call = _Call(score_factors(scale, window, soft_cap), window, soft_cap, Pages.contiguous(), cut)
+    return _launch(q, k[None], v[None], starts, seq_lens, out, workspace, call)
+
+
+def shape_of(q: torch.Tensor, num_kv_heads: int, max_seq_len: int, block_size: int) -> DecodeShape:
+    """What the tuning rule reads of a call; q [S, H, D]."""
+    num_seqs, num_heads, head_size = q.shape
+    group = num_heads // num_kv_heads
+    sms = multiprocessors(q.device)
+    return DecodeShape(num_seqs, num_kv_heads, group, head_size, q.element_size(), max_seq_len, block_size, sms)
+
+
+def decode_workspace(shape: DecodeShape, config: DecodeConfig, window: int = 0) -> int:
+    """float32 elements that a call of this shape needs between its two kernels; 0 if nothing is split."""
+    return Cut.of(shape, config, window).floats
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a batch's keys are cut: bounds from the host, the cuts themselves are the device's (`work`)."""
+
+    config: DecodeConfig
+    shape: DecodeShape
+    block_m: int
+    grid_heads: int
+    """Programs a work item: KV heads, times the tiles of a group wider than block_m."""
+    max_pieces: int
+    min_tiles: int
+    max_items: int
+    """Work items at most: axis 1 of the grid."""
+
+    @classmethod
+    def of(cls, shape: DecodeShape, config: DecodeConfig, window: int) -> Cut:
+        """Bounds for lengths up to shape.max_seq_len."""
+        block_m = min(MAX_BLOCK_M, padded(shape.group))
+        grid_heads = shape.num_kv_heads * -(-shape.group // block_m)
+        max_pieces = max(1, config.programs // grid_heads)
+        min_tiles = max(1, config.min_piece_tokens // config.block_n)
+        longest = -(-shape.max_seq_len // config.block_n)
+        if window:
+            longest = min(longest, -(-window // config.block_n) + 1)
+        per_seq = 1 if max_pieces == 1 else max(1, -(-longest // min_tiles))
+        items = min(shape.num_seqs * per_seq, shape.num_seqs + max_pieces)
+        return cls(config, shape, block_m, grid_heads, max_pieces, min_tiles, items)
+
+    @property
+    def split(self) -> bool:
+        """Whether any sequence may be in several pieces."""
+        return self.max_items > self.shape.num_seqs
+
+    @property
+    def floats(self) -> int:
+        """Elements of the workspace: a normalised row and a log-sum-exp per item and head."""
+        heads = self.shape.num_kv_heads * self.shape.group
+        return self.max_items * heads * (self.shape.head_size + 1) if self.split else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    scale: float
+    window: int
+    soft_cap: float
+    pages: Pages
+    cut: Cut
+
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    call: _Call,
+) -> torch.Tensor:
+    """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    cut = call.cut
+    if workspace is None:
+        workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
+    check_workspace(workspace, cut.floats, q)
+    num_seqs, num_heads, head_size = q.shape
+    if num_seqs == 0:
+        return out
+    lse = workspace[cut.floats // (head_size + 1) * head_size :]
+    sizes = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_N": cut.config.block_n, "WINDOW": call.window > 0}
+    with on_device(q):
+        decode_kernel[(cut.grid_heads, cut.max_items)](
+            q, k, v, table, seq_lens, out, workspace, lse,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
+            out.stride(0), out.stride(1),
+            call.scale, call.soft_cap, num_seqs, num_heads, cut.shape.group, cut.max_pieces, cut.min_tiles, call.window,
+            call.pages.block_size, call.pages.shift,
+            **sizes, BLOCK_M=cut.block_m, NUM_STAGES=cut.config.num_stages, PAGES=call.pages.mode,
+            SOFT_CAP=call.soft_cap > 0, SPLIT=cut.split, UPCAST=upcast(decode_kernel, q.dtype),
+            num_warps=cut.config.num_warps, num_stages=cut.config.num_stages,
+        )  # fmt: skip
+        if cut.split:
+            heads = 1 if num_seqs * num_heads <= FULL_GRID else min(8, num_heads)
+            reduce_kernel[(num_seqs, -(-num_heads // heads))](
+                seq_lens, out, workspace, lse, out.stride(0), out.stride(1),
+                num_seqs, num_heads, heads, cut.max_pieces, cut.min_tiles, call.window,
+                **sizes, BLOCK_P=PIECES_AT_ONCE, num_warps=4,
+            )  # fmt: skip
+    return out
