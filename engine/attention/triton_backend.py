@@ -7,6 +7,7 @@ kernels and what they promise are in `engine.attention.kernels`.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,9 @@ import torch
 
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, SizeRule
 from engine.attention.checks import check_caches, check_index, check_queries, check_shape, check_table, check_write
+from engine.attention.kernels.inputs import DTYPES, MAX_HEAD_SIZE
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata, MetadataBuilder
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MAX_HEAD_SIZE = 256
-"""Elements: a head's vector must fit one tile."""
 
 
 class TritonImpl(AttentionImpl[AttentionMetadata]):
@@ -99,13 +97,17 @@ class TritonBackend(AttentionBackend):
         return Capabilities(
             (KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED),
             DTYPES,
-            head_sizes=SizeRule(maximum=MAX_HEAD_SIZE),
+            head_sizes=SizeRule(multiple_of=8, maximum=MAX_HEAD_SIZE),
         )
 
     @classmethod
     def unavailable_because(cls) -> str:
-        """Triton ships for Linux only."""
-        return "" if importlib.util.find_spec("triton") else "triton is not installed"
+        """Triton ships for Linux only, and wants a device or its interpreter."""
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed"
+        if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available():
+            return ""
+        return "no CUDA device, and TRITON_INTERPRET=1 is not set"
 
     @classmethod
     def copy_blocks(
