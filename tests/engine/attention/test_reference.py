@@ -1,12 +1,13 @@
 """The reference against attention by its definition, in pools where every slot and entry nobody reads is poison."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from engine.attention import AttentionInputError, KVLayout, LayerConfig
-from engine.attention.metadata import MetadataBuilder
+from engine.attention import AttentionInputError, AttentionLayer, KVLayout, LayerConfig, get_backend
+from engine.attention.metadata import MetadataBuilder, PallasBuilder
 from engine.attention.reference import TILE, copy_blocks, paged_attention, write_kv
 from tests.engine.attention.scenes import TOLERANCE, Scene, attend_by_definition, batch, step, worst
 
@@ -96,6 +97,37 @@ def test_tiles_of_queries_and_tokens_do_not_show():
         assert worst(out[position], wanted) < TOLERANCE[torch.float64]
         scores = [float((asked * key).sum()) * config.scale for key in scene.keys[0][: position + 1]]
         assert float(lse[position]) == pytest.approx(math.log(sum(map(math.exp, scores))), rel=1e-12)
+
+
+def test_pallas_never_looks_at_rows_from_num_seqs_on():
+    """Its tensors have room for the largest batch; what lies behind is left from other steps."""
+    shape = (4, 2, 8)
+    scene, config = scene_of("mixed", 4, shape), config_of(shape)
+    cache = scene.poisoned("reference-pallas", KVLayout.INTERLEAVED)
+    scene.fill(cache, KVLayout.INTERLEAVED)
+    step_of = scene.metadata(PallasBuilder(4))
+    behind = torch.full((2,), 10**6, dtype=torch.int32)
+    no_blocks = torch.full((2, step_of.block_tables.shape[1]), -3, dtype=torch.int32)
+    roomy = dataclasses.replace(
+        step_of,
+        block_tables=torch.cat((step_of.block_tables, no_blocks)),
+        context_lens=torch.cat((step_of.context_lens, behind)),
+        query_start_loc=torch.cat((step_of.query_start_loc, behind)),
+    )
+    q, k, v = scene.new_tokens()
+    out = AttentionLayer(get_backend("reference-pallas"), config, cache)(q, k, v, roomy)
+    assert worst(out, scene.expected(config)) < TOLERANCE[torch.float64]
+
+
+def test_writing_and_reading_apart_are_the_step():
+    shape = (4, 2, 8)
+    scene, config = scene_of("mixed", 4, shape), config_of(shape)
+    cache = scene.poisoned("reference", KVLayout.KV_FIRST)
+    scene.fill(cache, KVLayout.KV_FIRST)
+    step_of, (q, k, v) = scene.metadata(MetadataBuilder(4)), scene.new_tokens()
+    impl = AttentionLayer(get_backend("reference"), config, cache).impl
+    impl.write(k, v, cache, step_of)
+    assert worst(impl.attend(q, cache, step_of), scene.expected(config)) < TOLERANCE[torch.float64]
 
 
 def test_a_padded_row_sees_nothing_and_gives_zero():

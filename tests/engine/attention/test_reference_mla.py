@@ -100,6 +100,18 @@ def test_absorbed_queries_are_attention_over_one_head_of_latents(kind):
     assert worst(run(scene, config, None), scene.expected(config)) < TOLERANCE[torch.float64]
 
 
+@pytest.mark.parametrize("kind", ["decode", "prefill", "mixed"])
+def test_latents_that_are_read_before_they_are_written_are_nan(monkeypatch, kind):
+    def swapped(self, query, key, value, kv_cache, metadata, out=None):
+        result = self.attend(query, kv_cache, metadata, out)
+        self.write(key, value, kv_cache, metadata)
+        return result
+
+    monkeypatch.setattr("engine.attention.reference_mla.ReferenceMLAImpl.forward", swapped)
+    scene, up = scene_of(kind, 4, NOPE + ROTARY), up_of(torch.Generator().manual_seed(3))
+    assert run(scene, config_of(), up).isnan().any()
+
+
 def test_both_ways_give_the_same_numbers():
     """The last token of a chunk, once as part of the chunk and once as a decode."""
     up, config = up_of(torch.Generator().manual_seed(5)), config_of()
