@@ -19,9 +19,7 @@ from experiments import exits
 from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags, Overwrite
 
-Format = Annotated[
-    str, Parameter(help="Format, where it is not to be recognised: azure, lengths, mooncake, pagelab, vidur.")
-]
+Format = Annotated[str, Parameter(help="Format, if not to be recognised: azure, lengths, mooncake, pagelab, vidur.")]
 BadRow = Annotated[str, Parameter(help="refuse or drop (and count).")]
 
 
@@ -165,6 +163,7 @@ def reproduce(
     lengths: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     seeds: int | None = None,
     jobs: Annotated[int, Parameter(name=("-j", "--jobs"))] = 1,
+    kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
     json: Json = False,
 ) -> int:
     """Redo the paper's claims and print expected against got [all].
@@ -172,7 +171,8 @@ def reproduce(
     Parameters
     ----------
     names
-        fig2, fig11, fig13a, table1, block-size, chapter, or all; others are not measured yet.
+        fig2, fig11, fig13a, table1, block-size, chapter, online_softmax, fig18a, kernel-block-size (the last two on a
+        CUDA device), or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths
@@ -181,12 +181,14 @@ def reproduce(
         Runs of each random workload [10; 3 with --quick].
     jobs
         Processes; the numbers do not depend on it.
+    kernels
+        Results folder of `bench kernel`, instead of measuring kernels here.
     """
     from experiments.flags import pairs_of
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs)
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, kernels=kernels)
 
 
 @trace_app.command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from experiments.bench.inputs import Problem
@@ -52,7 +53,7 @@ class Contestant(Protocol):
 
 def each(problem: Problem, call: Callable[[Any], Any]) -> list[Call]:
     """One call a set, bound to it."""
-    return [lambda one=one: call(one) for one in problem.sets]
+    return [partial(call, one) for one in problem.sets]
 
 
 def contiguous_rows(problem: Problem, cache: Tensor) -> Tensor:

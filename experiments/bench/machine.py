@@ -41,6 +41,7 @@ def described() -> dict[str, Any]:
     """Name, size and driver of the current CUDA device, and the versions of what runs on it."""
     import torch
 
+    cudnn: Any = torch.backends.cudnn
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "device": found.name,
@@ -50,7 +51,7 @@ def described() -> dict[str, Any]:
         "capability": f"{found.major}.{found.minor}",
         "driver": _driver(),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": cudnn.version(),
         "torch": torch.__version__,
         "triton": version_of("triton"),
         "python": platform.python_version(),

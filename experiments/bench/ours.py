@@ -8,6 +8,7 @@ table differs.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,32 +47,27 @@ class Paged:
         return make[problem.shape.kernel](problem)
 
     def _decode(self, problem: Problem) -> Entry:
-        from engine.attention.kernels.launch import decode_attention
-
-        config = self.config or heuristic(problem, paged=True)
+        attend, config = launcher("decode_attention"), self.config or heuristic(problem, paged=True)
         options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "config": config}
         tables = (problem.block_table, problem.seq_lens)
-        calls = each(problem, lambda s: decode_attention(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
+        calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
 
     def _prefill(self, problem: Problem) -> Entry:
-        from engine.attention.kernels.launch import prefill_attention
-
-        config = self.config or heuristic(problem, paged=True)
+        attend, config = launcher("prefill_attention"), self.config or heuristic(problem, paged=True)
         options = {**_bounds(problem), "config": config}
         tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
-        calls = each(problem, lambda s: prefill_attention(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
+        calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
 
     def _mixed(self, problem: Problem) -> Entry:
-        from engine.attention.kernels.launch import mixed_attention
-
         if self.swept:
             raise UnsupportedError("its two kernels are swept by decode and chunk")
+        attend = launcher("mixed_attention")
         num_decodes = sum(query == 1 for query in problem.shape.query_lens)
         options = {**_bounds(problem), "num_decodes": num_decodes}
         tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
-        return Entry(each(problem, lambda s: mixed_attention(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options)))
+        return Entry(each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +89,12 @@ class Twin:
         if kind not in ("decode", "prefill"):
             raise UnsupportedError(f"no contiguous {kind}")
         config = self.config or heuristic(problem, paged=self.name == TWIN_EQUAL)
-        options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "config": config}
+        options = {**_bounds(problem), "config": config}
+        tables: tuple[Any, ...] = (problem.starts, problem.query_start_loc, problem.seq_lens)
         if kind == "decode":
-            from engine.attention.kernels.launch import decode_contiguous as kernel
-
             tables = (problem.starts, problem.seq_lens)
-        else:
-            from engine.attention.kernels.launch import prefill_contiguous as kernel
-
-            tables = (problem.starts, problem.query_start_loc, problem.seq_lens)
-            options["max_query_len"] = max(problem.shape.query_lens)
+            del options["max_query_len"]
+        kernel = launcher(f"{kind}_contiguous")
 
         def call(one: InputSet) -> Any:
             k, v = contiguous_rows(problem, one.k_cache), contiguous_rows(problem, one.v_cache)
@@ -116,6 +108,13 @@ def contestants(shape: Shape, *, sweep: bool) -> list[Paged | Twin]:
     found: list[Paged | Twin] = [Paged(), Twin(), Twin(TWIN_EQUAL)]
     if sweep and shape.kernel in ("decode", "prefill"):
         found += [kind(config=config) for config in grid(shape) for kind in (Paged, Twin)]
+    return found
+
+
+def launcher(name: str) -> Callable[..., Any]:
+    """One of `engine.attention.kernels.launch`."""
+    launch = importlib.import_module("engine.attention.kernels.launch")
+    found: Callable[..., Any] = getattr(launch, name)
     return found
 
 
@@ -169,12 +168,10 @@ def _bounds(problem: Problem) -> dict[str, Any]:
 
 
 def _write(problem: Problem) -> Entry:
-    from engine.attention.kernels.launch import write_kv
-
+    write_kv = launcher("write_kv")
     return Entry(each(problem, lambda s: write_kv(s.k, s.v, s.k_cache, s.v_cache, problem.slot_mapping)))
 
 
 def _copy(problem: Problem) -> Entry:
-    from engine.attention.kernels.launch import copy_blocks
-
+    copy_blocks = launcher("copy_blocks")
     return Entry(each(problem, lambda s: copy_blocks([s.k_cache, s.v_cache], problem.pairs)))

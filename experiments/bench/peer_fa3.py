@@ -132,7 +132,8 @@ def _load(library: Path | None) -> Extension | Package | Missing:
     if library is not None:
         if not library.is_file():
             raise ValueError(f"{library}: no such FlashAttention-3 library")
-        torch.ops.load_library(str(library))
+        operators: Any = torch.ops
+        operators.load_library(str(library))
         return Extension(torch.ops._vllm_fa3_C)
     for name in ("flash_attn_interface", "vllm.vllm_flash_attn._vllm_fa3_C"):
         try:

@@ -36,7 +36,7 @@ class Sdpa:
 
         def call(one: InputSet) -> Tensor:
             k, v = (uniform_batch(problem, cache).transpose(1, 2) for cache in (one.k_cache, one.v_cache))
-            q = one.q.unflatten(0, (shape.num_seqs, -1)).transpose(1, 2)  # [S, H, queries, D]
+            q = one.q.view(shape.num_seqs, -1, *one.q.shape[1:]).transpose(1, 2)  # [S, H, queries, D]
             with sdpa_kernel(backend):
                 return scaled_dot_product_attention(q, k, v, scale=problem.scale, enable_gqa=True, **mask)
 

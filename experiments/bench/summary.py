@@ -119,7 +119,9 @@ def best_of_sweep(rows: Sequence[Row]) -> list[Best]:
     for key, group in swept.items():
         best = min(group, key=lambda row: row["median_s"])
         ratio = chosen[key] / best["median_s"] if key in chosen else None
-        found.append(Best(*(best[n] for n in ("case", "shape", "block_size", "peer", "config", "median_s")), ratio))
+        found.append(
+            Best(best["case"], best["shape"], best["block_size"], best["peer"], best["config"], best["median_s"], ratio)
+        )
     return found
 
 

@@ -69,7 +69,8 @@ def measure(calls: Sequence[Call], stopwatch: Stopwatch) -> Timing:
     estimate_s = stopwatch.replay_s(graph, 2)[-1]
     num_replays = max(MIN_REPLAYS, min(MAX_REPLAYS, int(MEASURING_S / max(estimate_s, 1e-9))))
     each_s = sorted(seconds / len(calls) for seconds in stopwatch.replay_s(graph, num_replays))
-    return Timing(*(quantile(each_s, share) for share in (0.5, 0.2, 0.8)), len(calls), num_replays)
+    median_s, p20_s, p80_s = (quantile(each_s, share) for share in (0.5, 0.2, 0.8))
+    return Timing(median_s, p20_s, p80_s, len(calls), num_replays)
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
@@ -103,7 +104,8 @@ class CudaStopwatch:
         """Events before and after each replay; read after all of them have run."""
         import torch
 
-        pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(num_replays)]
+        event: Any = torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(num_replays)]
         for before, after in pairs:
             before.record()
             graph.replay()

@@ -114,7 +114,7 @@ def _attended(problem: Problem, which: InputSet, sequence: int, *, contiguous: b
     rows = torch.tensor(rows_of(problem, sequence), device=k.device)
     first = int(problem.query_start_loc[sequence])
     groups = shape.heads.num_heads // shape.heads.num_kv_heads
-    q = which.q[first + rows].float().unflatten(1, (shape.heads.num_kv_heads, groups))  # [r, KH, G, D]
+    q = which.q[first + rows].float().view(len(rows), shape.heads.num_kv_heads, groups, -1)  # [r, KH, G, D]
     scores = torch.einsum("rhgd,nhd->hgrn", q, k) * problem.scale
     hidden = torch.arange(length, device=k.device) > (length - query + rows)[:, None]
     shares = scores.masked_fill(hidden, -math.inf).softmax(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
@@ -100,7 +100,13 @@ def ratios(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
         one, look = rows[rows["peer"] == peer], LOOKS.get(peer, look_of(peer))
         shift = 0.7 * ((place + 0.5) / len(peers) - 0.5)
         height = one["case"].map({case: -index for index, case in enumerate(cases)}) - shift
-        drawn = {"color": look.colour, "marker": look.marker, "linestyle": "none", "markersize": 3.5, "alpha": 0.75}
+        drawn: dict[str, Any] = {
+            "color": look.colour,
+            "marker": look.marker,
+            "linestyle": "none",
+            "markersize": 3.5,
+            "alpha": 0.75,
+        }
         axes.plot(one["time_over_ours"], height, label=peer, **drawn)
     axes.axvline(1, color="#808080", linewidth=0.9)
     axes.set_xscale("log", base=2)
@@ -147,7 +153,13 @@ def overhead(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
     axes = canvas.subplots()
     for peer, words in OVERHEADS.items():
         one, look = table[table["peer"] == peer], LOOKS.get(peer, LOOKS["torch-cudnn"])
-        drawn = {"color": look.colour, "marker": look.marker, "linestyle": "none", "markersize": 4.5, "alpha": 0.8}
+        drawn: dict[str, Any] = {
+            "color": look.colour,
+            "marker": look.marker,
+            "linestyle": "none",
+            "markersize": 4.5,
+            "alpha": 0.8,
+        }
         if len(one):
             axes.plot(one["moved_bytes"] / 1e6, one["paged_over_contiguous"], label=words, **drawn)
     axes.axhline(1, color="#808080", linewidth=0.9)

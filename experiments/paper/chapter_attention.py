@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments.paper.chapter_sizes import claim
@@ -110,8 +111,12 @@ def _views() -> list[Result]:
     ]
 
 
-def _blocks(scores: Tensor, values: Tensor) -> Any:
-    return zip(scores.split(BLOCK, -1), values.split(BLOCK, -2), strict=True)
+def blocks_of(scores: Tensor, values: Tensor, sizes: int | list[int] = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores [.., R, n] and values [.., n, D] of one block after another, or of parts of those sizes."""
+    import torch
+
+    split: Any = torch.split  # without types
+    yield from zip(split(scores, sizes, -1), split(values, sizes, -2), strict=True)
 
 
 def literal_update(scores: Tensor, values: Tensor, *, new_maximum: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +128,7 @@ def literal_update(scores: Tensor, values: Tensor, *, new_maximum: bool) -> tupl
 
     m = torch.full(scores.shape[:-1], -math.inf, dtype=scores.dtype)
     s, out = torch.zeros_like(m), torch.zeros(*scores.shape[:-1], values.shape[-1], dtype=values.dtype)
-    for x, v in _blocks(scores, values):
+    for x, v in blocks_of(scores, values):
         m_block = x.amax(-1)
         m_next = torch.maximum(m, m_block)
         s_block = torch.exp(x - m_block[..., None]).sum(-1)
@@ -148,7 +153,7 @@ def _online() -> list[Result]:
     errors = {new: relative(out / s[..., None], wanted) for new, (_, s, out) in read.items()}
     m, s, out = read[True]
     state = SoftmaxState.empty((NUM_ROWS,), D, torch.float64)
-    for x, v in _blocks(scores, values):
+    for x, v in blocks_of(scores, values):
         state = state.absorb(x, v)
     own = max(relative(got, want) for got, want in ((state.m, m), (state.l, s), (state.acc, out)))
     unsaid = ("p-prime",)

@@ -42,9 +42,9 @@ DEVIATIONS: Final[dict[str, str]] = {
     "alpaca-only": "The artifact of Fig 18b plots Alpaca alone and stops at block size 128; the paper shows both sets "
     "up to 256.",
     "times-0.9": "The artifact of Fig 19a multiplies recompute times by 0.9 before it plots them.",
-    "own-twin": "The paper sets vLLM's kernel against FasterTransformer's on an A100. Here one kernel source is timed with "
-    "and without a block table on the device at hand, each at its best; a claim holds if paging costs no more than the "
-    "published upper end.",
+    "own-twin": "The paper sets vLLM's kernel against FasterTransformer's on an A100. Here one kernel source is timed "
+    "with and without a block table on the device at hand, each at its best; a claim holds if paging costs no more "
+    "than the published upper end.",
     # of the chapter
     "kib": "KB, MB and GB stand for KiB, MiB and GiB here.",
     "mixed-units": "The number mixes units of 1,000 and of 1,024, or depends on which is meant: the readings are "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from experiments.paper.chapter_attention import relative
+from experiments.paper.chapter_attention import BLOCK, blocks_of, relative
 from experiments.paper.claims import Claim, Result, exact
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.runs import Lab
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.attention.merge import SoftmaxState
 
 NAMED: Final = {"law": "merge law, range, accumulators and passes of online softmax"}
-D, BLOCK, NUM_ROWS = 64, 16, 4
+D, NUM_ROWS = 64, 4
 NUM_TRIALS: Final = 50
 ROUNDING: Final = 1e-14
 LENGTHS: Final = tuple(2**power for power in range(10, 17))
@@ -64,18 +64,12 @@ def tables(lab: Lab) -> list[Table]:
     ]
 
 
-def _generator() -> object:
-    import torch
-
-    return torch.Generator().manual_seed(0)
-
-
 def _state(scores: Tensor, values: Tensor) -> SoftmaxState:
     """Of all tokens of scores [R, N] and values [N, D], block by block."""
     from engine.attention.merge import SoftmaxState
 
     state = SoftmaxState.empty(tuple(scores.shape[:-1]), values.shape[-1], scores.dtype)
-    for x, v in zip(scores.split(BLOCK, -1), values.split(BLOCK, -2), strict=True):
+    for x, v in blocks_of(scores, values):
         state = state.absorb(x, v)
     return state
 
@@ -91,8 +85,7 @@ def _random_parts(num_parts: int) -> Iterator[tuple[list[SoftmaxState], Tensor]]
         scale = 10.0 ** float(torch.randint(-2, 4, (1,), generator=generator))
         scores = scale * torch.randn(NUM_ROWS, sum(lengths), dtype=torch.float64, generator=generator)
         values = torch.randn(sum(lengths), D, dtype=torch.float64, generator=generator)
-        parts = zip(scores.split(lengths, -1), values.split(lengths, -2), strict=True)
-        yield [_state(x, v) for x, v in parts], scores.softmax(-1) @ values
+        yield [_state(x, v) for x, v in blocks_of(scores, values, lengths)], scores.softmax(-1) @ values
 
 
 def _apart(one: SoftmaxState, other: SoftmaxState) -> float:

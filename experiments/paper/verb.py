@@ -114,7 +114,7 @@ def document(sections: Sequence[Section], lab: Lab) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "quick": lab.quick,
         "num_seeds": lab.num_seeds,
-        "kernels": "stored" if lab.kernels.stored else "measured here",
+        "kernels": lab.kernels.stored.name if lab.kernels.stored else None,
         "lengths": {name: "given" if lab.is_real(name) else "stand-in" for name in LENGTH_SETS},
         "claims": [result.to_dict() for result in results],
         "deviations": {key: DEVIATIONS[key] for key in used},
