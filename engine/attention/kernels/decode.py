@@ -45,7 +45,8 @@ def _attend_piece(
     entries = table_entries(table, tile * BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
     for step in tl.range(tile, end_tile, num_stages=NUM_STAGES):
         start = step * BLOCK_N
-        offsets = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES)[:, None] + dims
+        at = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES, True)
+        offsets = at[:, None] + dims
         entries = table_entries(table, start + BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
         if D == BLOCK_D:
             k = tl.load(K + offsets)

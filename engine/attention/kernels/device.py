@@ -36,4 +36,4 @@ def _multiprocessors(index: int) -> int:
 
 def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
     """Launches go to the tensor's device, whichever is current."""
-    return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -35,9 +35,16 @@ def table_entries(table, start, rows, first, last, block_size, block_shift, PAGE
 
 
 @triton.jit
-def row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr):
-    """Elements from the head's base to each row of the tile, int64 [BLOCK_N]: block id x stride passes 2^31."""
-    position = tl.minimum(tl.maximum(start + rows, first), last)
+def row_offsets(
+    entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr, CLAMP: tl.constexpr
+):  # fmt: skip
+    """Elements from the head's base to each row of the tile, int64 [BLOCK_N]: block id x stride passes 2^31.
+
+    CLAMP may be off where the whole tile lies in [first, last].
+    """
+    position = start + rows
+    if CLAMP:
+        position = tl.minimum(tl.maximum(position, first), last)
     if PAGES == "contiguous":
         offsets = position.to(tl.int64) * kv_t
     else:

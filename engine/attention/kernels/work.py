@@ -75,3 +75,25 @@ def first_item_of(
         pieces = tl.maximum((counts + per_piece - 1) // per_piece, 1)
         item += tl.sum(tl.where(seqs < seq, pieces, 0), 0)
     return item
+
+
+@triton.jit
+def locate_tile(query_starts, num_seqs, item, tile_queries):
+    """(sequence, its first item) of query tile `item`; the sequence is `num_seqs` past the last tile.
+
+    A sequence has one item per `tile_queries` query tokens, rounded up; none without query tokens.
+    """
+    seq = 0
+    first_item = 0
+    end = 0
+    for group in range(0, num_seqs, LENGTHS):
+        seqs = group + tl.arange(0, LENGTHS)
+        alive = seqs < num_seqs
+        starts = tl.load(query_starts + seqs, mask=alive, other=0)
+        stops = tl.load(query_starts + seqs + 1, mask=alive, other=0)
+        ends = end + tl.cumsum((stops - starts + tile_queries - 1) // tile_queries, 0)
+        before = (ends <= item) & alive
+        seq += tl.sum(before.to(tl.int32), 0)
+        first_item = tl.maximum(first_item, tl.max(tl.where(before, ends, 0), 0))
+        end = tl.max(ends, 0)
+    return seq, first_item
