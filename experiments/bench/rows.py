@@ -75,6 +75,7 @@ def row_of(
         "relative_error": relative_error if relative_error is None or math.isfinite(relative_error) else None,
         "status": status,
         "reason": reason,
+        "config": "",
         "swept": False,
     }
     if timing is not None:
