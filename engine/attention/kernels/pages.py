@@ -17,6 +17,11 @@ class Pages:
     shift: int
     """log2(block_size) for "shift", else 0."""
 
+    @property
+    def whole_tiles(self) -> bool:
+        """Whether the rows of a tile lie side by side."""
+        return self.mode in ("contiguous", "whole")
+
     @classmethod
     def of(cls, block_size: int, block_n: int) -> Pages:
         """For tiles of block_n keys (a power of two) in blocks of block_size slots."""

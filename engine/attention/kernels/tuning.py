@@ -8,6 +8,7 @@ Every launcher takes `config=` instead, which is how such a search drives it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +75,77 @@ def write_config(num_tokens: int, elements: int) -> WriteConfig:
     """For `num_tokens` tokens of `elements` = KH * D elements: 16 bytes of K a thread at two bytes an element."""
     block = min(1024, 1 << (elements - 1).bit_length())
     return WriteConfig(tokens=1, block_elements=block, num_warps=max(1, block // 256))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """How prefill attention is cut and compiled."""
+
+    block_m: int
+    """Query rows a program: query tokens times the heads of a group. A power of two, at least the group."""
+    block_n: int
+    """Keys a tile: a power of two, at least 16."""
+    num_warps: int
+    num_stages: int
+    use_tma: bool
+    """Load K and V by descriptor where the cache allows it: whole tiles in a block, whole 16-byte vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """What the rule for prefill reads."""
+
+    num_tokens: int
+    num_seqs: int
+    num_kv_heads: int
+    group: int
+    head_size: int
+    element_bytes: int
+    max_query_len: int
+    max_seq_len: int
+    block_size: int
+    """0 for the contiguous twin."""
+    num_sms: int
+
+
+def prefill_config(shape: PrefillShape) -> PrefillConfig:
+    """The paged kernel's configuration."""
+    return _prefill_config(shape)
+
+
+def prefill_contiguous_config(shape: PrefillShape) -> PrefillConfig:
+    """The contiguous twin's configuration."""
+    return _prefill_config(shape)
+
+
+def _prefill_config(shape: PrefillShape) -> PrefillConfig:
+    if shape.element_bytes > 2:
+        return PrefillConfig(_rows(32, shape), 16, num_warps=4, num_stages=1, use_tma=False)
+    if shape.head_size > 128:
+        return PrefillConfig(_rows(64, shape), 32, num_warps=4, num_stages=2, use_tma=True)
+    rows = shape.num_tokens * shape.group * shape.num_kv_heads
+    if rows <= 64 * shape.num_sms:
+        return PrefillConfig(_rows(64, shape), 64, num_warps=4, num_stages=2, use_tma=True)
+    return PrefillConfig(_rows(128, shape), 64, num_warps=4, num_stages=2, use_tma=True)
+
+
+def _rows(wanted: int, shape: PrefillShape) -> int:
+    """`wanted`, or the power of two that holds a whole group."""
+    return max(wanted, 1 << (shape.group - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class MixedConfig:
+    """How the two kernels of a mixed step are cut, and in which order they start."""
+
+    decode: DecodeConfig | None = None
+    """None: the rule for decode."""
+    prefill: PrefillConfig | None = None
+    """None: the rule for prefill."""
+    overlap: Literal["none", "prefill_first", "decode_first"] = "prefill_first"
+    """With "none" one runs after the other, decodes first."""
+
+
+def mixed_config() -> MixedConfig:
+    """Chunks start first: their few programs take a share of every multiprocessor, decodes fill the rest."""
+    return MixedConfig()

@@ -90,7 +90,7 @@ def test_a_soft_cap_bounds_the_scores(run, soft_cap):
 def test_scores_of_ten_thousand_neither_overflow_nor_vanish():
     case = Case([90])
     case.q *= 3000
-    assert_close(paged(case, SPLIT), case.expected())
+    assert_close(paged(case, SPLIT), case.expected(), times=20)  # an exponent of 1e4 has a float32 step of 1e-3
 
 
 @pytest.mark.parametrize("config", [WHOLE, SPLIT], ids=["whole", "split"])

@@ -1,0 +1,160 @@
+"""Launchers of prefill attention: the paged kernel and its contiguous twin, the same source with PAGES="contiguous".
+
+Neither waits for the device nor reads it. Descriptors for TMA are made on the host, from the strides of the views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.checks import AttentionInputError
+from engine.attention.kernels.device import multiprocessors, on_device, upcast
+from engine.attention.kernels.inputs import check_contiguous, check_paged, check_query_starts, padded, score_factors
+from engine.attention.kernels.matrix import CacheMatrix
+from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.prefill import prefill_kernel
+from engine.attention.kernels.tuning import PrefillConfig, PrefillShape, prefill_config, prefill_contiguous_config
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+    out: torch.Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    config: PrefillConfig | None = None,
+) -> torch.Tensor:
+    """Causal attention of the last query_start_loc[s + 1] - query_start_loc[s] tokens of each sequence s.
+
+    q [T, H, D], sequences end to end; k_cache, v_cache [NB, BS, KH, D], views of equal strides that hold all
+    seq_lens[s] tokens already, the queries' own included; block_table [S, max_blocks] int32; query_start_loc [S + 1]
+    int32; seq_lens [S] int32. Query lengths may be 0 and 1; a query before position 0 (a padded row of length 0) gets
+    zeros; rows of q outside every sequence are left alone. `window`, `soft_cap` as in decode. Returns `out` [T, H, D].
+    AttentionInputError before anything is launched.
+    """
+    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_query_starts(query_start_loc, seq_lens, max_query_len)
+    block_size = k_cache.shape[1]
+    shape = prefill_shape(q, seq_lens, k_cache.shape[2], max_query_len, max_seq_len, block_size)
+    config = config or prefill_config(shape)
+    pages = Pages.of(block_size, config.block_n)
+    call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
+    return launch_prefill(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, call)
+
+
+def prefill_contiguous(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+    out: torch.Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    config: PrefillConfig | None = None,
+) -> torch.Tensor:
+    """`prefill_attention` without a table: the tokens of sequence s are rows starts[s], starts[s] + 1, ... of k and v.
+
+    k, v [N, KH, D], equal strides, N below 2^31; starts [S] int64; the rest as there.
+    """
+    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_query_starts(query_start_loc, seq_lens, max_query_len)
+    shape = prefill_shape(q, seq_lens, k.shape[1], max_query_len, max_seq_len, 0)
+    config = config or prefill_contiguous_config(shape)
+    pages = Pages.contiguous()
+    call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
+    return launch_prefill(q, k[None], v[None], starts, query_start_loc, seq_lens, out, call)
+
+
+def prefill_shape(
+    q: torch.Tensor, seq_lens: torch.Tensor, num_kv_heads: int, max_query_len: int, max_seq_len: int, block_size: int
+) -> PrefillShape:
+    """What the tuning rule reads of a call; q [T, H, D], seq_lens [S]."""
+    return PrefillShape(
+        num_tokens=q.shape[0],
+        num_seqs=seq_lens.shape[0],
+        num_kv_heads=num_kv_heads,
+        group=q.shape[1] // num_kv_heads,
+        head_size=q.shape[2],
+        element_bytes=q.element_size(),
+        max_query_len=max_query_len,
+        max_seq_len=max_seq_len,
+        block_size=block_size,
+        num_sms=multiprocessors(q.device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCall:
+    """A checked call but for its tensors."""
+
+    scale: float
+    window: int
+    soft_cap: float
+    pages: Pages
+    config: PrefillConfig
+    shape: PrefillShape
+
+    @classmethod
+    def of(
+        cls, scale: float, window: int, soft_cap: float, pages: Pages, config: PrefillConfig, shape: PrefillShape
+    ) -> PrefillCall:
+        """AttentionInputError where a tile of block_m rows cannot hold one query's group."""
+        if shape.group > config.block_m:
+            raise AttentionInputError(
+                f"heads: expected at most block_m={config.block_m} query heads a KV head, got {shape.group}"
+            )
+        return cls(scale, window, soft_cap, pages, config, shape)
+
+    @property
+    def max_tiles(self) -> int:
+        """Query tiles at most, however the tokens spread over the sequences: axis 0 of the grid."""
+        queries = self.config.block_m // self.shape.group
+        per_seq = -(-self.shape.max_query_len // queries)
+        return min(self.shape.num_seqs * per_seq, self.shape.num_tokens // queries + self.shape.num_seqs)
+
+
+def launch_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor | None,
+    call: PrefillCall,
+) -> torch.Tensor:
+    """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    if call.max_tiles == 0:
+        return out
+    config, head_size = call.config, q.shape[2]
+    matrix = CacheMatrix.of(k, v, config.block_n) if config.use_tma and call.pages.whole_tiles else None
+    k_desc, v_desc = (matrix.descriptor(k), matrix.descriptor(v)) if matrix else (k, v)
+    with on_device(q):
+        prefill_kernel[(call.max_tiles, call.shape.num_kv_heads)](
+            q, k, v, k_desc, v_desc, table, query_start_loc, seq_lens, out,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
+            out.stride(0), out.stride(1), matrix.rows_per_block if matrix else 0, call.scale, call.soft_cap,
+            call.shape.num_seqs, call.shape.group, call.window, call.pages.block_size, call.pages.shift,
+            D=head_size, BLOCK_D=padded(head_size), BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+            NUM_STAGES=config.num_stages, PAGES=call.pages.mode, WINDOW=call.window > 0, SOFT_CAP=call.soft_cap > 0,
+            TMA=matrix is not None, UPCAST=upcast(prefill_kernel, q.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return out
