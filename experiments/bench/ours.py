@@ -88,7 +88,7 @@ class Twin:
         kind = problem.shape.kernel
         if kind not in ("decode", "prefill"):
             raise UnsupportedError(f"no contiguous {kind}")
-        config = self.config or heuristic(problem, paged=self.name == TWIN_EQUAL)
+        config = self.config or (equal(problem) if self.name == TWIN_EQUAL else heuristic(problem, paged=False))
         options = {**_bounds(problem), "config": config}
         tables: tuple[Any, ...] = (problem.starts, problem.query_start_loc, problem.seq_lens)
         if kind == "decode":
@@ -129,13 +129,35 @@ def heuristic(problem: Problem, *, paged: bool) -> Any:
 
         rule = tuning.decode_config if paged else tuning.decode_contiguous_config
         return rule(shape_of(q, kv_heads, longest, block_size if paged else 0))
-    raise UnsupportedError(f"no rule for {shape.kernel}")
+    from engine.attention.kernels.launch_prefill import prefill_shape
+
+    of_prefill = tuning.prefill_config if paged else tuning.prefill_contiguous_config
+    most = max(shape.query_lens)
+    return of_prefill(prefill_shape(q, problem.seq_lens, kv_heads, most, longest, block_size if paged else 0))
+
+
+def equal(problem: Problem) -> Any:
+    """The paged kernel's configuration for the twin, descriptors only where the paged one can use them."""
+    config = heuristic(problem, paged=True)
+    if not getattr(config, "use_tma", False):
+        return config
+    return dataclasses.replace(config, use_tma=problem.shape.block_size % config.block_n == 0)
 
 
 def grid(shape: Shape) -> Iterator[Any]:
     """Every configuration that a sweep tries."""
-    if shape.kernel == "decode":
-        yield from _decode_grid()
+    yield from _decode_grid() if shape.kernel == "decode" else _prefill_grid()
+
+
+def _prefill_grid() -> Iterator[Any]:
+    from engine.attention.kernels.tuning import PrefillConfig
+
+    for block_m in (64, 128):
+        for block_n in (32, 64, 128):
+            for num_warps in (4, 8):
+                for num_stages in (1, 2, 3, 4):
+                    for use_tma in (True, False):
+                        yield PrefillConfig(block_m, block_n, num_warps, num_stages, use_tma)
 
 
 def _decode_grid() -> Iterator[Any]:

@@ -14,6 +14,7 @@ from experiments.style import Look, log2_axis, look_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import SubFigure
 
 OURS: Final = "pagelab"
@@ -60,7 +61,18 @@ def _line(axes: Axes, peer: str, x: pd.Series[float], rows: pd.DataFrame) -> Non
     look = LOOKS.get(peer, look_of(peer))
     spread = [rows["median_us"] - rows["p20_us"], rows["p80_us"] - rows["median_us"]]
     drawn = {"color": look.colour, "linestyle": look.line, "marker": look.marker, "markersize": 4}
+    drawn |= {"zorder": 3 if peer == OURS else 2}
     axes.errorbar(x, rows["median_us"], yerr=spread, capsize=2, label=peer, **drawn)
+
+
+def plain_log(axis: Axis, set_scale: Callable[[str], None], *steps: float) -> None:
+    """A logarithmic axis with numbers, not powers, on it: those steps of each decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    set_scale("log")
+    axis.set_major_locator(LogLocator(10, subs=steps, numticks=12))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def latency(heads: str) -> Callable[[pd.DataFrame, SubFigure], pd.DataFrame]:
@@ -79,7 +91,7 @@ def latency(heads: str) -> Callable[[pd.DataFrame, SubFigure], pd.DataFrame]:
                 one = panel[panel["peer"] == peer]
                 _line(axes, peer, one["context_tokens"] / 1024, one)
             log2_axis(axes, panel["context_tokens"] / 1024, "context (1,024 tokens)")
-            axes.set_yscale("log")
+            plain_log(axes.yaxis, axes.set_yscale, 1, 3)
             axes.set_title(f"batch {batch}")
         panels[0].set_ylabel("latency (µs)")
         legend_of(canvas, max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
@@ -109,8 +121,7 @@ def ratios(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
         }
         axes.plot(one["time_over_ours"], height, label=peer, **drawn)
     axes.axvline(1, color="#808080", linewidth=0.9)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    plain_log(axes.xaxis, axes.set_xscale, 1, 1.25, 1.5, 2, 3, 5, 8, 9)
     axes.set_yticks([-index for index in range(len(cases))], cases)
     axes.set_xlabel("time of the peer / time of pagelab (right of 1: pagelab is faster)")
     legend_of(canvas, axes)
@@ -164,7 +175,7 @@ def overhead(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
             axes.plot(one["moved_bytes"] / 1e6, one["paged_over_contiguous"], label=words, **drawn)
     axes.axhline(1, color="#808080", linewidth=0.9)
     axes.axhspan(1.20, 1.26, color="#F0E442", alpha=0.4, label="the paper: 20 to 26 %")
-    axes.set_xscale("log")
+    plain_log(axes.xaxis, axes.set_xscale, 1, 3)
     axes.set(xlabel="K and V of the batch (MB)", ylabel="time, paged / contiguous")
     legend_of(canvas, axes)
     return table[["case", "shape", "block_size", "moved_bytes", "peer", "paged_over_contiguous"]]
