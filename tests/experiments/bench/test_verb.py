@@ -1,6 +1,7 @@
 """The verb without a device: exit code 6; and a results folder from stored rows, checked, drawn and judged."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from experiments.bench.contestant import Missing
 from experiments.bench.rows import from_csv, row_of
 from experiments.bench.session import Measured, Wanted
 from experiments.bench.timing import Timing
+from experiments.cli import main
 from experiments.paper import fig18a, verb
 from experiments.paper.kernels import KernelLab
 from experiments.paper.runs import Lab
@@ -94,32 +96,47 @@ def test_bad_requests_are_usage_errors_before_any_device_is_looked_for(pagelab, 
     assert (done.code, said in done.err) == (exits.USAGE, True), done.err
 
 
-def test_stored_rows_become_a_results_folder_that_validates(pagelab, measured_folder, strict_object):
-    done = pagelab("bench", "kernel", "--from", measured_folder, "-o", "kept")
+@pytest.fixture(scope="module")
+def kept_once(tmp_path_factory):
+    """A results folder of made-up rows, made once."""
+    folder = tmp_path_factory.mktemp("bench")
+    kernel_main.write(made_up(), folder / "from-device")
+    assert main(["bench", "kernel", "--from", str(folder / "from-device"), "-o", str(folder / "kept")]) == exits.OK
+    return folder / "kept"
 
-    assert done.code == exits.OK, done.err
-    assert "not taking part: flashinfer" in done.out
-    manifest = strict_object(Path("kept/manifest.json").read_text("utf-8"))
+
+@pytest.fixture
+def kept(kept_once, tmp_path):
+    """A copy of it, to be changed at will."""
+    return Path(shutil.copytree(kept_once, tmp_path / "kept"))
+
+
+def test_stored_rows_become_a_results_folder_that_validates(pagelab, kept, strict_object):
+    manifest = strict_object((kept / "manifest.json").read_text("utf-8"))
+
     assert (manifest["verb"], manifest["device"], manifest["status"]) == ("bench kernel", "Test card", "complete")
     assert manifest["peers_missing"][0]["name"] == "flashinfer"
-    assert from_csv(Path("kept/summary.csv").read_text("utf-8")) == made_up().table()
-    frame = pd.read_parquet("kept/cells/fig18a/kernels.parquet")
+    assert from_csv((kept / "summary.csv").read_text("utf-8")) == made_up().table()
+    frame = pd.read_parquet(kept / "cells/fig18a/kernels.parquet")
     assert len(frame) == manifest["num_rows"]["fig18a"]["kernels"] == 6 * len(FAST)
-    assert pagelab("validate", "kept").code == exits.OK
-    assert pagelab("bench", "kernel", "--from", "kept", "-o", "kept").code == exits.USAGE  # it has results already
+    assert pagelab("validate", kept).code == exits.OK
 
 
-def test_a_changed_row_is_noticed(pagelab, measured_folder):
-    pagelab("bench", "kernel", "--from", measured_folder, "-o", "kept")
-    path = Path("kept/summary.csv")
+def test_a_folder_with_results_is_not_replaced_unasked(pagelab, kept):
+    done = pagelab("bench", "kernel", "--from", kept, "-o", kept)
+
+    assert (done.code, "has results already" in done.err) == (exits.USAGE, True)
+
+
+def test_a_changed_row_is_noticed(pagelab, kept):
+    path = kept / "summary.csv"
     path.write_text(path.read_text("utf-8").replace("Test card", "Best card", 1), "utf-8")
 
-    assert pagelab("validate", "kept").code == exits.INVALID
+    assert pagelab("validate", kept).code == exits.INVALID
 
 
-def test_every_figure_is_drawn_with_its_numbers_and_the_report_again(pagelab, measured_folder):
-    pagelab("bench", "kernel", "--from", measured_folder, "-o", "kept")
-    folder = Path("kept/figures")
+def test_every_figure_is_drawn_with_its_numbers_and_the_report_again(pagelab, kept):
+    folder = kept / "figures"
     first = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     assert {path.stem for path in folder.glob("*.png")} == {path.stem for path in folder.glob("*.csv")}
@@ -127,10 +144,10 @@ def test_every_figure_is_drawn_with_its_numbers_and_the_report_again(pagelab, me
     overhead = pd.read_csv(folder / "kernel_overhead.csv")
     assert set(overhead["peer"]) == {"pagelab-twin", "pagelab-twin-equal", "best"}
     assert overhead.loc[overhead["peer"] == "best", "paged_over_contiguous"].round(6).unique().tolist() == [1.052632]
-    again = pagelab("report", "kept")
+    again = pagelab("report", kept)
     assert again.code == exits.OK, again.err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
-    page = Path("kept/report.html").read_text("utf-8")
+    page = (kept / "report.html").read_text("utf-8")
     assert "Test card" in page
     assert page.count("data:image/png") == 5
     assert "not taking part: flashinfer" in page.lower()
