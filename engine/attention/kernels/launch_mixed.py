@@ -7,6 +7,7 @@ capture too: the two kernels become branches of the graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -44,45 +45,42 @@ def mixed_attention(
     """
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
-    if not 0 <= num_decodes <= min(q.shape[0], seq_lens.shape[0]):
-        raise AttentionInputError(f"num_decodes: expected 0 to {min(q.shape[0], seq_lens.shape[0])}, got {num_decodes}")
-    factor = score_factors(scale, window, soft_cap)
+    _check_num_decodes(num_decodes, q, seq_lens)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     config = config or mixed_config()
-    chunks = prefill_shape(
-        q[num_decodes:], seq_lens[num_decodes:], k_cache.shape[2], max_query_len, max_seq_len, k_cache.shape[1]
+    n, block_size = num_decodes, k_cache.shape[1]
+    shape = prefill_shape(q[n:], seq_lens[n:], k_cache.shape[2], max_query_len, max_seq_len, block_size)
+    tiles = config.prefill or prefill_config(shape)
+    pages = Pages.of(block_size, tiles.block_n)
+    call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, tiles, shape)
+    decodes = functools.partial(
+        decode_attention, q[:n], k_cache, v_cache, block_table[:n], seq_lens[:n], scale=scale, max_seq_len=max_seq_len,
+        out=out[:n], workspace=workspace, window=window, soft_cap=soft_cap, config=config.decode,
+    )  # fmt: skip
+    chunks = functools.partial(
+        launch_prefill, q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], out, call
     )
-    tiles = config.prefill or prefill_config(chunks)
-    call = PrefillCall.of(factor, window, soft_cap, Pages.of(k_cache.shape[1], tiles.block_n), tiles, chunks)
-
-    def decode() -> None:
-        decode_attention(
-            q[:num_decodes], k_cache, v_cache, block_table[:num_decodes], seq_lens[:num_decodes],
-            scale=scale, max_seq_len=max_seq_len, out=out[:num_decodes], workspace=workspace,
-            window=window, soft_cap=soft_cap, config=config.decode,
-        )  # fmt: skip
-
-    def prefill() -> None:
-        launch_prefill(
-            q, k_cache, v_cache, block_table[num_decodes:], query_start_loc[num_decodes:], seq_lens[num_decodes:], out,
-            call,
-        )  # fmt: skip
-
-    if config.overlap == "none" or not q.is_cuda or num_decodes == 0 or chunks.num_seqs == 0:
-        decode()
-        prefill()
+    if config.overlap == "none" or not q.is_cuda or n == 0 or shape.num_seqs == 0:
+        decodes()
+        chunks()
     elif config.overlap == "prefill_first":
-        _side_by_side(q, prefill, decode)
+        _side_by_side(q, chunks, decodes)
     else:
-        _side_by_side(q, decode, prefill)
+        _side_by_side(q, decodes, chunks)
     return out
 
 
-def _side_by_side(q: torch.Tensor, first: Callable[[], None], second: Callable[[], None]) -> None:
+def _check_num_decodes(num_decodes: int, q: torch.Tensor, seq_lens: torch.Tensor) -> None:
+    most = min(q.shape[0], seq_lens.shape[0])
+    if not 0 <= num_decodes <= most:
+        raise AttentionInputError(f"num_decodes: expected 0 to {most}, got {num_decodes}")
+
+
+def _side_by_side(q: torch.Tensor, first: Callable[[], object], second: Callable[[], object]) -> None:
     """`first` on a stream of high priority, `second` on the current one, which then waits for both."""
     with on_device(q):
         here = torch.cuda.current_stream()
-        ahead = torch.cuda.Stream(priority=-1)
+        ahead = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         ahead.wait_stream(here)
         with torch.cuda.stream(ahead):
             first()

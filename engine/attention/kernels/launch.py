@@ -1,0 +1,17 @@
+"""All launchers by name: what a backend, an engine or a benchmark imports. Importing this imports Triton."""
+
+from engine.attention.kernels.copy_blocks import copy_blocks
+from engine.attention.kernels.kv_write import write_kv
+from engine.attention.kernels.launch_decode import decode_attention, decode_contiguous
+from engine.attention.kernels.launch_mixed import mixed_attention
+from engine.attention.kernels.launch_prefill import prefill_attention, prefill_contiguous
+
+__all__ = [
+    "copy_blocks",
+    "decode_attention",
+    "decode_contiguous",
+    "mixed_attention",
+    "prefill_attention",
+    "prefill_contiguous",
+    "write_kv",
+]
