@@ -115,5 +115,4 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         from engine.attention.kernels import launch
 
-        cls.pick_layout(layout)
-        launch.copy_blocks(kv_caches, pairs)
+        launch.copy_blocks(kv_caches, pairs, block_axis=cls.pick_layout(layout).block_axis)
