@@ -82,10 +82,11 @@ class Bench:
         return truth.attention_error(problem, out, wanted[one.contiguous])
 
     def _raise_if_lost(self, error: Exception) -> None:
-        """A CUDA error is sticky: every later call would fail, and its rows would lie."""
-        text = str(error)
-        if "CUDA error" in text or "illegal memory access" in text:
-            raise RuntimeError(f"the device is lost, rows so far are kept: {text}") from error
+        """Some CUDA errors are sticky: every later call would fail, and its rows would lie. Waiting shows them."""
+        try:
+            self.stopwatch.synchronize()
+        except RuntimeError as lost:
+            raise RuntimeError(f"the device is lost: {lost}") from error
 
     def _release(self) -> None:
         import torch

@@ -61,13 +61,14 @@ class Paged:
         return Entry(calls, config=written(config))
 
     def _mixed(self, problem: Problem) -> Entry:
-        if self.swept:
-            raise UnsupportedError("its two kernels are swept by decode and chunk")
-        attend = launcher("mixed_attention")
+        from engine.attention.kernels.tuning import mixed_config
+
+        attend, config = launcher("mixed_attention"), self.config or mixed_config()
         num_decodes = sum(query == 1 for query in problem.shape.query_lens)
-        options = {**_bounds(problem), "num_decodes": num_decodes}
+        options = {**_bounds(problem), "num_decodes": num_decodes, "config": config}
         tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
-        return Entry(each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options)))
+        calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
+        return Entry(calls, config=written(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,9 @@ class Twin:
 def contestants(shape: Shape, *, sweep: bool) -> list[Paged | Twin]:
     """Ours, and with `sweep` every configuration of the grid for paged and twin, under the same names."""
     found: list[Paged | Twin] = [Paged(), Twin(), Twin(TWIN_EQUAL)]
-    if sweep and shape.kernel in ("decode", "prefill"):
-        found += [kind(config=config) for config in grid(shape) for kind in (Paged, Twin)]
+    if sweep and shape.kernel in ATTENDS:
+        kinds = (Paged,) if shape.kernel == "mixed" else (Paged, Twin)
+        found += [kind(config=config) for config in grid(shape) for kind in kinds]
     return found
 
 
@@ -146,7 +148,8 @@ def equal(problem: Problem) -> Any:
 
 def grid(shape: Shape) -> Iterator[Any]:
     """Every configuration that a sweep tries."""
-    yield from _decode_grid() if shape.kernel == "decode" else _prefill_grid()
+    grids = {"decode": _decode_grid, "prefill": _prefill_grid, "mixed": _mixed_grid}
+    yield from grids[shape.kernel]()
 
 
 def _prefill_grid() -> Iterator[Any]:
@@ -175,9 +178,18 @@ def _decode_grid() -> Iterator[Any]:
                         yield DecodeConfig(block_n, num_warps, num_stages, waves * sms, least)
 
 
+def _mixed_grid() -> Iterator[Any]:
+    from engine.attention.kernels.tuning import MixedConfig
+
+    yield MixedConfig(overlap="none")
+    yield MixedConfig(overlap="prefill_first")
+    yield MixedConfig(overlap="decode_first")
+
+
 def written(config: Any) -> str:
     """`block_n=64 num_warps=4 ...`: what the column `config` holds."""
-    return " ".join(f"{field.name}={getattr(config, field.name)}" for field in dataclasses.fields(config))
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 def _bounds(problem: Problem) -> dict[str, Any]:

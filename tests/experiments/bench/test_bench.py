@@ -147,13 +147,13 @@ def test_reading_by_the_wrong_table_is_noticed(stopwatch, plain):
     assert row["status"] == "wrong"
 
 
-def test_a_lost_device_ends_everything(stopwatch, plain):
-    class Lost(plain):
-        def call(self, problem, one):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_a_lost_device_ends_everything(stopwatch, plain, raising):
+    class Lost(stopwatch):
+        def synchronize(self):
+            raise RuntimeError("an illegal memory access was encountered")
 
-    with pytest.raises(RuntimeError, match="device is lost"):
-        list(Bench(Arena("cpu", 0), stopwatch(1.0)).rows(RAGGED, [Lost(), plain()]))
+    with pytest.raises(RuntimeError, match="device is lost: an illegal memory access"):
+        list(Bench(Arena("cpu", 0), Lost(1.0)).rows(RAGGED, [raising(), plain()]))
 
 
 @pytest.mark.parametrize("kernel", ["write", "copy"])

@@ -26,8 +26,11 @@ MACHINE = {"device": "Test card", "torch": "2.11.0", "triton": "3.6.0", "driver"
 FAST = {"pagelab": 1.0, "pagelab-twin": 0.97, "pagelab-twin-equal": 0.99, "torch-cudnn": 0.95, "fa3": 1.04}
 IMPORTS = """
 import sys
-sys.modules.update(dict.fromkeys(("pydantic", "cyclopts", "simpy", "pandas", "torch", "triton", "rich", "jinja2")))
-import experiments.bench, experiments.bench.kernel_main
+blocked = ("pydantic", "cyclopts", "simpy", "pandas", "pyarrow", "matplotlib", "rich", "jinja2")
+sys.modules.update(dict.fromkeys((*blocked, "torch", "triton")))
+import experiments.bench.kernel_main
+del sys.modules["torch"], sys.modules["triton"]
+import experiments.bench.bench, experiments.bench.ours, experiments.bench.truth
 """
 
 

@@ -1,0 +1,83 @@
+"""pagelab's kernels as contestants, through Triton's interpreter: every kind of problem, and the twins."""
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from experiments.bench.bench import Bench, chosen  # noqa: E402
+from experiments.bench.cases import CASES  # noqa: E402
+from experiments.bench.inputs import Arena, problem_of  # noqa: E402
+from experiments.bench.ours import contestants, equal, grid, heuristic, written  # noqa: E402
+from experiments.bench.shapes import Heads, Shape  # noqa: E402
+
+HEADS = Heads("tiny", 4, 1, 32)
+SHAPES = {
+    "decode": Shape("twin", "decode", "x", HEADS, (5, 40), (1, 1), 16, dtype="float16"),
+    "prefill": Shape("twin", "prefill", "x", HEADS, (20, 9), (4, 9), 16, dtype="float16"),
+    "mixed": Shape("mixed", "mixed", "x", HEADS, (30, 20), (1, 6), 16, dtype="float16"),
+    "write": Shape("write", "write", "x", HEADS, (1, 20), (1, 20), 16, dtype="float16"),
+    "copy": Shape("copy", "copy", "x", HEADS, (16,) * 2, (16,) * 2, 16, dtype="float16"),
+}
+
+
+class Once:
+    """Times nothing: the interpreter's seconds say nothing, and cost."""
+
+    def synchronize(self):
+        pass
+
+    def capture(self, calls):
+        return None
+
+    def replay_s(self, graph, num_replays):
+        return [1.0] * num_replays
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("for the interpreter")
+    monkeypatch.setattr("experiments.bench.inputs.num_sets", lambda size: 1)
+
+
+@pytest.mark.parametrize("kernel", SHAPES)
+def test_our_kernels_compute_what_they_are_timed_for(kernel):
+    shape = SHAPES[kernel]
+    ours = chosen(contestants(shape, sweep=False), CASES[shape.case].contestants, [])
+
+    rows = list(Bench(Arena("cpu", 0), Once()).rows(shape, ours))
+
+    assert [(row["peer"], row["status"], row["reason"]) for row in rows] == [(one.name, "ok", "") for one in ours]
+    assert all((row["config"] == "") is (kernel in ("write", "copy")) for row in rows)
+
+
+def test_twins_take_part_where_paging_is_judged():
+    assert [one.name for one in chosen(contestants(SHAPES["decode"], sweep=False), CASES["twin"].contestants, [])] == [
+        "pagelab",
+        "pagelab-twin",
+        "pagelab-twin-equal",
+    ]
+
+
+def test_the_equal_twin_has_the_paged_kernels_configuration():
+    for kernel in ("decode", "prefill"):
+        problem = problem_of(SHAPES[kernel], Arena("cpu", 0))
+        paged, twin = heuristic(problem, paged=True), equal(problem)
+        same = [field.name for field in dataclasses.fields(paged) if field.name != "use_tma"]
+
+        assert [getattr(twin, name) for name in same] == [getattr(paged, name) for name in same]
+        assert not getattr(twin, "use_tma", False)  # blocks of 16 are smaller than a tile: no descriptor for either
+
+
+def test_a_sweep_adds_every_configuration_for_paged_and_twin(monkeypatch):
+    monkeypatch.setattr("engine.attention.kernels.device.multiprocessors", lambda device: 132)
+    configs = [written(config) for config in grid(SHAPES["decode"])]
+    swept = [one for one in contestants(SHAPES["decode"], sweep=True) if one.swept]
+
+    assert len(set(configs)) == len(configs) > 50
+    assert {one.name for one in swept} == {"pagelab", "pagelab-twin"}
+    assert len(swept) == 2 * len(configs)
+    assert [one for one in contestants(SHAPES["write"], sweep=True) if one.swept] == []
