@@ -1,6 +1,7 @@
 """The `triton` backend through the interface, small, in Triton's interpreter; the kernels' own tests go further."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -8,7 +9,10 @@ import torch
 from engine.attention import AttentionLayer, KVLayout, LayerConfig, MetadataBuilder, get_backend
 from tests.engine.attention.scenes import TOLERANCE, Scene, step, worst
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="tensors on the CPU need Triton's interpreter"
+)
 SHAPE = (4, 2, 16)
 CONFIG = LayerConfig(*SHAPE, scale=0.25)
 LAYOUTS = get_backend("triton").capabilities().layouts
