@@ -26,30 +26,16 @@ class Drawn(NamedTuple):
     error: str = ""
 
 
-def caption_of(manifest: dict[str, Any]) -> str:
-    """Device, versions, method and command, for the foot of every picture."""
-    machine, config = manifest["machine"], manifest["config"]
-    absent = ", ".join(missing["name"] for missing in manifest["peers_missing"])
-    parts = [
-        str(machine["device"]),
-        f"torch {machine['torch']}, triton {machine['triton']}, driver {machine['driver']}",
-        f"{config['dtype']}, block size {config['block_size']} unless shown, seed {config['seed']}",
-        "median of CUDA-graph replays over rotated inputs, bars 20th to 80th percentile",
-        *([f"not taking part: {absent}"] if absent else []),
-        " ".join(map(str, manifest["argv"])),
-    ]
-    return " · ".join(parts)
-
-
 def draw_figures(rows: Sequence[Row], manifest: dict[str, Any], folder: Path) -> list[Drawn]:
     """Writes `figures/<name>.png` and `.csv`; one that fails costs none of the others."""
     import pandas as pd
 
+    from experiments.figures.caption import kernel_caption
     from experiments.figures.kernels import KERNEL_FIGURES
 
     frame = pd.DataFrame(rows)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-    return [_draw(figure, frame, caption_of(manifest), folder / FIGURES) for figure in KERNEL_FIGURES]
+    return [_draw(figure, frame, kernel_caption(manifest), folder / FIGURES) for figure in KERNEL_FIGURES]
 
 
 def _draw(figure: KernelFigure, frame: Any, caption: str, folder: Path) -> Drawn:
@@ -78,6 +64,8 @@ def write_page(rows: Sequence[Row], manifest: dict[str, Any], folder: Path) -> l
     """Figures and `report.html`, one file without network access."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    from experiments.figures.caption import command_of, kernel_caption
+
     drawn = draw_figures(rows, manifest, folder)
     templates = FileSystemLoader(Path(__file__).parents[1] / "templates")
     environment = Environment(
@@ -85,11 +73,11 @@ def write_page(rows: Sequence[Row], manifest: dict[str, Any], folder: Path) -> l
     )
     text = environment.get_template("kernels.html.j2").render(
         title=manifest["experiment"],
-        command=" ".join(map(str, manifest["argv"])),
+        command=command_of(manifest),
         machine=manifest["machine"],
         missing=manifest["peers_missing"],
         broken=manifest["broken"],
-        caption=caption_of(manifest),
+        caption=kernel_caption(manifest),
         standings=standings(rows),
         overheads=overheads(rows),
         failed=[row for row in rows if row["status"] in ("wrong", "failed")],

@@ -78,6 +78,8 @@ def num_requests_of(stored: Stored) -> str:
 
 def caption_of(stored: Stored, *, base: bool = True) -> str:
     """One line, for the page and the picture alike; `base`: it shows the rows of one block size only."""
+    if stored.manifest.get("verb") == "bench kernel":
+        return kernel_caption(stored.manifest)
     name, digest = trace_of(stored.manifest)
     sizes = block_sizes(stored.base if base else stored.summary)
     parts = [
@@ -88,6 +90,21 @@ def caption_of(stored: Stored, *, base: bool = True) -> str:
         f"device: {stored.manifest.get('device', 'unknown')}",
         f"step model {step_model_of(stored.manifest)}",
         command_of(stored.manifest),
+    ]
+    return " · ".join(parts)
+
+
+def kernel_caption(manifest: dict[str, Any]) -> str:
+    """Of measurements of kernels: device, versions, method and command."""
+    machine, config = manifest["machine"], manifest["config"]
+    absent = ", ".join(missing["name"] for missing in manifest["peers_missing"])
+    parts = [
+        str(machine["device"]),
+        f"torch {machine['torch']}, triton {machine['triton']}, driver {machine['driver']}",
+        f"{config['dtype']}, block size {config['block_size']} unless shown, seed {config['seed']}",
+        "median of CUDA-graph replays over rotated inputs, bars 20th to 80th percentile",
+        *([f"not taking part: {absent}"] if absent else []),
+        command_of(manifest),
     ]
     return " · ".join(parts)
 

@@ -14,6 +14,9 @@ from sim.metrics import METRICS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MEASURED = ("median_s", "p20_s", "p80_s")
+"""Seconds of a device."""
+
 
 def plot_variables(frame: pd.DataFrame, var_x: str, var_y: str, curve_by: str | None, ax: Axes) -> pd.DataFrame:
     """Draws `var_y` over `var_x`. A null in `curve_by` is a curve of its own, `unset`; an x that is not a number, or is
@@ -43,7 +46,7 @@ def axis_label(column: str) -> str:
     """The metric's name and unit; simulated latencies say so."""
     metric = next((m for m in METRICS if m.name == column), None)
     if metric is None:
-        return f"{column} (simulated)" if column.endswith("_s") else column
+        return f"{column} (simulated)" if column.endswith("_s") and column not in MEASURED else column
     unit = {"1": "fraction"}.get(metric.unit, metric.unit)
     return f"{metric.label} ({unit}, simulated)" if unit.startswith("s") else f"{metric.label} ({unit})"
 
