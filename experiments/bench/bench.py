@@ -9,7 +9,7 @@ from experiments.bench import truth
 from experiments.bench.contestant import Contestant, Entry, UnsupportedError
 from experiments.bench.inputs import Arena, Problem, problem_of
 from experiments.bench.rows import Row, row_of
-from experiments.bench.shapes import Shape
+from experiments.bench.shapes import Kernel, Shape
 from experiments.bench.timing import Stopwatch, measure
 
 if TYPE_CHECKING:
@@ -95,10 +95,11 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def chosen(contestants: Sequence[Contestant], names: Sequence[str], peers: Sequence[Contestant]) -> list[Contestant]:
-    """Those of ours that a case names, in its order, and all peers where it says so."""
-    ours = {one.name: one for one in contestants}
+def chosen(
+    kernel: Kernel, ours: Sequence[Contestant], names: Sequence[str], peers: Sequence[Contestant]
+) -> list[Contestant]:
+    """Those of ours that a case names, in its order, and all peers where it says so; those for this kernel only."""
     found: list[Contestant] = []
     for name in names:
-        found += peers if name == "peers" else [one for key, one in ours.items() if key == name]
-    return found
+        found += peers if name == "peers" else [one for one in ours if one.name == name]
+    return [one for one in found if kernel in one.kernels]

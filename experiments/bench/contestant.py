@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from experiments.bench.inputs import Problem
+from experiments.bench.shapes import Kernel
 from experiments.bench.timing import Call
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class Contestant(Protocol):
     @property
     def name(self) -> str:
         """As in the column `peer`."""
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kinds of problem that it is there for; of others it has no row."""
 
     @property
     def contiguous(self) -> bool:

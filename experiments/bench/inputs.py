@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from experiments.bench.shapes import ELEMENT_BYTES, Shape
+from experiments.bench.shapes import ATTENDS, ELEMENT_BYTES, Shape
 from experiments.bench.timing import num_sets
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _input_set(shape: Shape, cache: Tensor, generator: Any) -> InputSet:
         size = (num_tokens, num_heads, heads.head_size)
         return torch.empty(size, dtype=cache.dtype, device=cache.device).normal_(generator=generator)
 
-    attends, writes = shape.kernel not in ("write", "copy"), shape.kernel == "write"
+    attends, writes = shape.kernel in ATTENDS, shape.kernel == "write"
     q = random(shape.query_tokens if attends else 0, heads.num_heads)
     k, v = (random(shape.query_tokens if writes else 0, heads.num_kv_heads) for _ in range(2))
     return InputSet(q, cache, *views_of(cache, shape), torch.empty_like(q), k, v)

@@ -11,14 +11,13 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from experiments.bench.contestant import Entry, UnsupportedError, contiguous_rows, each
+from experiments.bench.contestant import Entry, contiguous_rows, each
 from experiments.bench.inputs import InputSet, Problem
-from experiments.bench.shapes import Shape
+from experiments.bench.shapes import ATTENDS, MOVES, Kernel, Shape
 
 PAGED, TWIN, TWIN_EQUAL = "pagelab", "pagelab-twin", "pagelab-twin-equal"
-ATTENDS: Final = ("decode", "prefill", "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,7 @@ class Paged:
     name: str = PAGED
     config: Any = None
     """Of the kernel's tuning type; None: the heuristic's."""
+    kernels: tuple[Kernel, ...] = ATTENDS + MOVES
     contiguous: bool = False
 
     @property
@@ -77,6 +77,7 @@ class Twin:
 
     name: str = TWIN
     config: Any = None
+    kernels: tuple[Kernel, ...] = ("decode", "prefill")
     contiguous: bool = True
 
     @property
@@ -87,8 +88,6 @@ class Twin:
     def enter(self, problem: Problem) -> Entry:
         """Decode and prefill."""
         kind = problem.shape.kernel
-        if kind not in ("decode", "prefill"):
-            raise UnsupportedError(f"no contiguous {kind}")
         config = self.config or (equal(problem) if self.name == TWIN_EQUAL else heuristic(problem, paged=False))
         options = {**_bounds(problem), "config": config}
         tables: tuple[Any, ...] = (problem.starts, problem.query_start_loc, problem.seq_lens)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.bench.contestant import Contestant, Entry, Missing, UnsupportedError, each, uniform_batch
+from experiments.bench.contestant import Contestant, Entry, Missing, each, uniform_batch
 from experiments.bench.inputs import InputSet, Problem
+from experiments.bench.shapes import ATTENDS, Kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,13 +105,12 @@ class FlashAttention3:
 
     name: str
     api: Extension | Package
+    kernels: tuple[Kernel, ...] = ATTENDS
     contiguous: bool = False
 
     def enter(self, problem: Problem) -> Entry:
         """One call a set; of the package the output is what it returns."""
         shape = problem.shape
-        if shape.kernel not in ("decode", "prefill", "mixed"):
-            raise UnsupportedError(f"no {shape.kernel}")
         made = Arguments(problem, not self.contiguous, max(shape.query_lens), max(shape.seq_lens))
         made.caches(problem.sets[0])
         made = Arguments(problem, made.paged, made.max_query_len, made.max_seq_len, self.api.metadata(made))

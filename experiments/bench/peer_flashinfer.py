@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.bench.contestant import Contestant, Entry, Missing, UnsupportedError, each
+from experiments.bench.contestant import Contestant, Entry, Missing, each
 from experiments.bench.inputs import Problem
+from experiments.bench.shapes import Kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ class Attention:
 
     name: str
     module: Any
-    kernel: str
+    kernels: tuple[Kernel, ...]
     options: tuple[tuple[str, Any], ...]
     contiguous: bool = False
 
@@ -59,11 +60,8 @@ class Attention:
         """Plans, then one run a set into its `out`."""
         import torch
 
-        kind = problem.shape.kernel
-        if kind != self.kernel and not (self.kernel == "prefill" and kind == "mixed"):
-            raise UnsupportedError(f"no {kind}")
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=problem.device)
-        decodes = self.kernel == "decode"
+        decodes = problem.shape.kernel == "decode"
         name = "BatchDecodeWithPagedKVCacheWrapper" if decodes else "BatchPrefillWithPagedKVCacheWrapper"
         wrapper = getattr(self.module, name)(workspace, "NHD", **dict(self.options))
         self._plan(wrapper, problem, decodes)
@@ -86,6 +84,7 @@ class Append:
 
     module: Any
     name: str = "flashinfer"
+    kernels: tuple[Kernel, ...] = ("write",)
     contiguous: bool = False
 
     def enter(self, problem: Problem) -> Entry:
@@ -93,8 +92,6 @@ class Append:
         import torch
 
         shape = problem.shape
-        if shape.kernel != "write":
-            raise UnsupportedError(f"no {shape.kernel}")
         pages, device = pages_of(problem), problem.device
         queries = torch.tensor(shape.query_lens, device=device)
         rows = torch.repeat_interleave(torch.arange(shape.num_seqs, device=device), queries).to(torch.int32)
@@ -113,9 +110,9 @@ def join(library: Path | None) -> Sequence[Contestant | Missing]:
     except (ImportError, OSError, RuntimeError) as error:
         return [Missing("flashinfer", f"cannot be imported: {error}")]
     return [
-        Attention("flashinfer", module, "decode", (("use_tensor_cores", True), ("backend", "fa2"))),
-        Attention("flashinfer-cuda-cores", module, "decode", (("use_tensor_cores", False),)),
-        Attention("flashinfer-fa2", module, "prefill", (("backend", "fa2"),)),
-        Attention("flashinfer-fa3", module, "prefill", (("backend", "fa3"),)),
+        Attention("flashinfer", module, ("decode",), (("use_tensor_cores", True), ("backend", "fa2"))),
+        Attention("flashinfer-cuda-cores", module, ("decode",), (("use_tensor_cores", False),)),
+        Attention("flashinfer-fa2", module, ("prefill", "mixed"), (("backend", "fa2"),)),
+        Attention("flashinfer-fa3", module, ("prefill", "mixed"), (("backend", "fa3"),)),
         Append(module),
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.bench.contestant import Contestant, Entry, Missing, UnsupportedError, each, uniform_batch
 from experiments.bench.inputs import InputSet, Problem
+from experiments.bench.shapes import MOVES, Kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,7 @@ class Sdpa:
     name: str
     backend: str
     """Of torch.nn.attention.SDPBackend."""
+    kernels: tuple[Kernel, ...] = ("decode", "prefill")
     contiguous: bool = True
 
     def enter(self, problem: Problem) -> Entry:
@@ -29,8 +31,6 @@ class Sdpa:
         from torch.nn.functional import scaled_dot_product_attention
 
         shape = problem.shape
-        if shape.kernel not in ("decode", "prefill"):
-            raise UnsupportedError(f"no {shape.kernel}")
         mask: dict[str, Any] = self._mask(shape.query_lens[0], shape.seq_lens[0])
         backend = getattr(SDPBackend, self.backend)
 
@@ -60,15 +60,14 @@ class IndexCopy:
     """Writes and block copies with torch's own indexing."""
 
     name: str = "torch-index-copy"
+    kernels: tuple[Kernel, ...] = MOVES
     contiguous: bool = False
 
     def enter(self, problem: Problem) -> Entry:
         """Two kernels a write, four a copy."""
         if problem.shape.kernel == "write":
             return Entry(each(problem, lambda one: self._write(problem, one)))
-        if problem.shape.kernel == "copy":
-            return Entry(each(problem, lambda one: self._copy(problem, one)))
-        raise UnsupportedError("no attention")
+        return Entry(each(problem, lambda one: self._copy(problem, one)))
 
     def _write(self, problem: Problem, one: InputSet) -> None:
         for cache, new in ((one.k_cache, one.k), (one.v_cache, one.v)):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.contestant import Contestant, Entry, Missing, UnsupportedError, each
+from experiments.bench.contestant import Contestant, Entry, Missing, each
 from experiments.bench.inputs import InputSet, Problem
+from experiments.bench.shapes import ATTENDS, Kernel
 
 UNIFIED = "vllm.v1.attention.ops.triton_unified_attention"
 RESHAPE = "vllm.v1.attention.ops.triton_reshape_and_cache_flash"
@@ -24,6 +25,7 @@ class Unified:
 
     function: Any
     name: str = "vllm-triton"
+    kernels: tuple[Kernel, ...] = ATTENDS
     contiguous: bool = False
 
     def enter(self, problem: Problem) -> Entry:
@@ -31,8 +33,6 @@ class Unified:
         import torch
 
         shape, heads = problem.shape, problem.shape.heads
-        if shape.kernel not in ("decode", "prefill", "mixed"):
-            raise UnsupportedError(f"no {shape.kernel}")
         threshold = PROGRAMS_2D // heads.num_kv_heads
         size = (shape.num_seqs, heads.num_heads, NUM_SEGMENTS)
         partial = torch.empty(*size, heads.head_size, dtype=torch.float32, device=problem.device)
@@ -67,14 +67,13 @@ class Reshape:
 
     function: Any
     name: str = "vllm-triton"
+    kernels: tuple[Kernel, ...] = ("write",)
     contiguous: bool = False
 
     def enter(self, problem: Problem) -> Entry:
         """One call a set, scales of 1."""
         import torch
 
-        if problem.shape.kernel != "write":
-            raise UnsupportedError(f"no {problem.shape.kernel}")
         one = torch.ones(1, dtype=torch.float32, device=problem.device)
         slots = problem.slot_mapping
         return Entry(each(problem, lambda s: self.function(s.k, s.v, s.k_cache, s.v_cache, slots, "auto", one, one)))

@@ -117,7 +117,7 @@ def _rows(
         arena.take(dtype, max(pool_elements(shape, arena) for shape in same))  # filled once, for the largest
         for shape in same:
             ours = contestants(shape, sweep=wanted.sweep)
-            yield from bench.rows(shape, chosen(ours, CASES[shape.case].contestants, peers))
+            yield from bench.rows(shape, chosen(shape.kernel, ours, CASES[shape.case].contestants, peers))
 
 
 def line_of(row: Row) -> str:

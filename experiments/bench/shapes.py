@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Kernel = Literal["decode", "prefill", "mixed", "write", "copy"]
+ATTENDS: Final[tuple[Kernel, ...]] = ("decode", "prefill", "mixed")
+MOVES: Final[tuple[Kernel, ...]] = ("write", "copy")
 Order = Literal["shuffled", "identity"]
 Layout = Literal["kv_first", "block_first", "interleaved"]
 
@@ -109,14 +111,14 @@ class Shape:
     @property
     def moved_bytes(self) -> int:
         """Fewest bytes through device memory: K and V that are attended to, once; in a write or copy both ways."""
-        if self.kernel in ("write", "copy"):
+        if self.kernel in MOVES:
             return 2 * self.query_tokens * self.heads.token_bytes
         return self.kv_tokens * self.heads.token_bytes
 
     @property
     def num_flops(self) -> int:
         """Two products of a query with the keys and values it may see (causal): 4 x H x D for each such pair."""
-        if self.kernel in ("write", "copy"):
+        if self.kernel in MOVES:
             return 0
         pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(self.query_lens, self.seq_lens, strict=True))
         return 4 * self.heads.num_heads * self.heads.head_size * pairs

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from experiments.bench import truth  # noqa: E402
 from experiments.bench.bench import Bench, chosen  # noqa: E402
 from experiments.bench.contestant import Missing, UnsupportedError  # noqa: E402
 from experiments.bench.inputs import Arena, problem_of, views_of  # noqa: E402
+from experiments.bench.peer_fa3 import Extension, FlashAttention3  # noqa: E402
 from experiments.bench.peer_flashinfer import pages_of  # noqa: E402
 from experiments.bench.peer_torch import IndexCopy, Sdpa  # noqa: E402
 from experiments.bench.peers import PEERS, joined  # noqa: E402
@@ -233,5 +235,29 @@ def test_a_case_chooses_among_ours_and_the_peers(plain):
     ours = [plain("pagelab"), plain("pagelab-twin")]
     peers = [plain("fa3")]
 
-    assert [one.name for one in chosen(ours, ("pagelab", "peers"), peers)] == ["pagelab", "fa3"]
-    assert [one.name for one in chosen(ours, ("pagelab-twin",), peers)] == ["pagelab-twin"]
+    assert [one.name for one in chosen("decode", ours, ("pagelab", "peers"), peers)] == ["pagelab", "fa3"]
+    assert [one.name for one in chosen("decode", ours, ("pagelab-twin",), peers)] == ["pagelab-twin"]
+    assert chosen("write", ours, ("pagelab", "peers"), peers) == []
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_flash_attention_3_gets_its_arguments_in_their_places(contiguous):
+    seen = {}
+    names = ("fwd", "get_scheduler_metadata")
+    ops = SimpleNamespace(**{name: lambda *args, name=name: seen.setdefault(name, args) for name in names})
+    shape = RAGGED.with_(seq_lens=(20,) * 5) if contiguous else RAGGED
+    made = problem(shape)
+    FlashAttention3("fa3", Extension(ops), contiguous=contiguous).enter(made).calls[1]()
+
+    one, args = made.sets[1], seen["fwd"]
+    assert (len(args), len(seen["get_scheduler_metadata"])) == (37, 23)
+    assert [args[place] is given for place, given in ((0, one.q), (6, one.out), (7, made.query_start_loc))] == [
+        True
+    ] * 3
+    assert args[11] is made.seq_lens
+    assert args[12:14] == (1, max(shape.seq_lens))
+    assert args[14] is (None if contiguous else made.block_table)
+    assert args[1].shape == ((5, 20, 2, 16) if contiguous else one.k_cache.shape)
+    assert args[1].data_ptr() == one.k_cache.data_ptr()
+    assert args[23:25] == (made.scale, True)
+    assert args[29] is seen["get_scheduler_metadata"]

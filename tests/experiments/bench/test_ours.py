@@ -46,7 +46,7 @@ def on_the_cpu(monkeypatch):
 @pytest.mark.parametrize("kernel", SHAPES)
 def test_our_kernels_compute_what_they_are_timed_for(kernel):
     shape = SHAPES[kernel]
-    ours = chosen(contestants(shape, sweep=False), CASES[shape.case].contestants, [])
+    ours = chosen(kernel, contestants(shape, sweep=False), CASES[shape.case].contestants, [])
 
     rows = list(Bench(Arena("cpu", 0), Once()).rows(shape, ours))
 
@@ -55,7 +55,9 @@ def test_our_kernels_compute_what_they_are_timed_for(kernel):
 
 
 def test_twins_take_part_where_paging_is_judged():
-    assert [one.name for one in chosen(contestants(SHAPES["decode"], sweep=False), CASES["twin"].contestants, [])] == [
+    assert [
+        one.name for one in chosen("decode", contestants(SHAPES["decode"], sweep=False), CASES["twin"].contestants, [])
+    ] == [
         "pagelab",
         "pagelab-twin",
         "pagelab-twin-equal",
