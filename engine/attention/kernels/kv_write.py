@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +13,7 @@ import triton.language as tl
 from engine.attention.checks import check_caches, check_write
 from engine.attention.kernels.device import on_device
 from engine.attention.kernels.inputs import DTYPES, check_same_strides
-from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.tuning import WriteConfig, write_config
 
 
@@ -69,6 +71,17 @@ def write_kv(
         write_kernel[grid](
             k, v, k_cache, v_cache, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), num_tokens, pages.block_size, pages.shift,
-            D=head_size, ELEMENTS=num_heads * head_size, TOKENS=config.tokens, BLOCK_E=config.block_elements,
-            PAGES=pages.mode, num_warps=config.num_warps,
+            **write_options(config, head_size, num_heads, pages.mode),
         )  # fmt: skip
+
+
+def write_options(config: WriteConfig, head_size: int, num_heads: int, mode: Mode) -> dict[str, Any]:
+    """What is compiled into write_kernel."""
+    return {
+        "D": head_size,
+        "ELEMENTS": num_heads * head_size,
+        "TOKENS": config.tokens,
+        "BLOCK_E": config.block_elements,
+        "PAGES": mode,
+        "num_warps": config.num_warps,
+    }

@@ -7,6 +7,7 @@ graph and replayed with other lengths up to `max_seq_len`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from engine.attention.kernels.inputs import (
     padded,
     score_factors,
 )
-from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, decode_config, decode_contiguous_config
 
 MAX_BLOCK_M = 64
@@ -172,7 +173,7 @@ def _launch(
     if num_seqs == 0:
         return out
     lse = workspace[cut.floats // (head_size + 1) * head_size :]
-    sizes = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_N": cut.config.block_n, "WINDOW": call.window > 0}
+    windowed = call.window > 0
     with on_device(q):
         decode_kernel[(cut.grid_heads, cut.max_items)](
             q, k, v, table, seq_lens, out, workspace, lse,
@@ -180,15 +181,50 @@ def _launch(
             out.stride(0), out.stride(1),
             call.scale, call.soft_cap, num_seqs, num_heads, cut.shape.group, cut.max_pieces, cut.min_tiles, call.window,
             call.pages.block_size, call.pages.shift,
-            **sizes, BLOCK_M=cut.block_m, NUM_STAGES=cut.config.num_stages, PAGES=call.pages.mode,
-            SOFT_CAP=call.soft_cap > 0, SPLIT=cut.split, UPCAST=upcast(decode_kernel, q.dtype),
-            num_warps=cut.config.num_warps, num_stages=cut.config.num_stages,
+            **decode_options(
+                cut.config, head_size, cut.block_m, call.pages.mode, windowed=windowed, capped=call.soft_cap > 0,
+                split=cut.split, upcast=upcast(decode_kernel, q.dtype),
+            ),
         )  # fmt: skip
         if cut.split:
             heads = 1 if num_seqs * num_heads <= FULL_GRID else min(8, num_heads)
             reduce_kernel[(num_seqs, -(-num_heads // heads))](
                 seq_lens, out, workspace, lse, out.stride(0), out.stride(1),
                 num_seqs, num_heads, heads, cut.max_pieces, cut.min_tiles, call.window,
-                **sizes, BLOCK_P=PIECES_AT_ONCE, num_warps=4,
+                **reduce_options(cut.config, head_size, windowed=windowed),
             )  # fmt: skip
     return out
+
+
+def decode_options(
+    config: DecodeConfig,
+    head_size: int,
+    block_m: int,
+    mode: Mode,
+    *,
+    windowed: bool,
+    capped: bool,
+    split: bool,
+    upcast: bool = False,
+) -> dict[str, Any]:
+    """What is compiled into decode_kernel."""
+    return {
+        "D": head_size,
+        "BLOCK_D": padded(head_size),
+        "BLOCK_M": block_m,
+        "BLOCK_N": config.block_n,
+        "NUM_STAGES": config.num_stages,
+        "PAGES": mode,
+        "WINDOW": windowed,
+        "SOFT_CAP": capped,
+        "SPLIT": split,
+        "UPCAST": upcast,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+
+
+def reduce_options(config: DecodeConfig, head_size: int, *, windowed: bool) -> dict[str, Any]:
+    """What is compiled into reduce_kernel."""
+    sizes = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_N": config.block_n, "BLOCK_P": PIECES_AT_ONCE}
+    return {**sizes, "WINDOW": windowed, "num_warps": 4}

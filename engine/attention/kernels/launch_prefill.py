@@ -6,6 +6,7 @@ Neither waits for the device nor reads it. Descriptors for TMA are made on the h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from engine.attention.checks import AttentionInputError
 from engine.attention.kernels.device import multiprocessors, on_device, upcast
 from engine.attention.kernels.inputs import check_contiguous, check_paged, check_query_starts, padded, score_factors
 from engine.attention.kernels.matrix import CacheMatrix
-from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.prefill import prefill_kernel
 from engine.attention.kernels.tuning import PrefillConfig, PrefillShape, prefill_config, prefill_contiguous_config
 
@@ -152,9 +153,36 @@ def launch_prefill(
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
             out.stride(0), out.stride(1), matrix.rows_per_block if matrix else 0, call.scale, call.soft_cap,
             call.shape.num_seqs, call.shape.group, call.window, call.pages.block_size, call.pages.shift,
-            D=head_size, BLOCK_D=padded(head_size), BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-            NUM_STAGES=config.num_stages, PAGES=call.pages.mode, WINDOW=call.window > 0, SOFT_CAP=call.soft_cap > 0,
-            TMA=matrix is not None, UPCAST=upcast(prefill_kernel, q.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            **prefill_options(
+                config, head_size, call.pages.mode, windowed=call.window > 0, capped=call.soft_cap > 0,
+                tma=matrix is not None, upcast=upcast(prefill_kernel, q.dtype),
+            ),
         )  # fmt: skip
     return out
+
+
+def prefill_options(
+    config: PrefillConfig,
+    head_size: int,
+    mode: Mode,
+    *,
+    windowed: bool,
+    capped: bool,
+    tma: bool,
+    upcast: bool = False,
+) -> dict[str, Any]:
+    """What is compiled into prefill_kernel."""
+    return {
+        "D": head_size,
+        "BLOCK_D": padded(head_size),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "NUM_STAGES": config.num_stages,
+        "PAGES": mode,
+        "WINDOW": windowed,
+        "SOFT_CAP": capped,
+        "TMA": tma,
+        "UPCAST": upcast,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }

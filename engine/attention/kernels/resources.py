@@ -1,0 +1,182 @@
+"""What every kernel variant takes of a multiprocessor, from compiling ahead of time: no GPU is needed.
+
+    python -m engine.attention.kernels.resources > results/reference/kernels/resources.csv
+
+Triton's wheel brings ptxas and cuobjdump, so cubins of any architecture can be made and read anywhere. Compiling and
+interpreting exclude each other in one process: run without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.attention.kernels.device import interpreted
+from engine.attention.kernels.variants import Variant, variants
+
+ARCHITECTURES = (80, 90)
+SHARED_PER_SM = {80: 164 * 1024, 90: 228 * 1024}
+"""Bytes of shared memory of a multiprocessor; each resident program takes 1 KiB more than it asks for."""
+REGISTERS_PER_SM = 65_536
+THREADS_PER_SM = 2_048
+WARP = 32
+POINTERS = {
+    "SEQ_LENS": "*i32",
+    "QUERY_STARTS": "*i32",
+    "PART": "*fp32",
+    "LSE": "*fp32",
+    "SLOTS": "*i64",
+    "PAIRS": "*i64",
+}
+FLOATS = ("scale", "soft_cap")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """One row of the table."""
+
+    kernel: str
+    architecture: str
+    dtype: str
+    head_size: int | str
+    pages: str
+    tile: str
+    """BLOCK_M x BLOCK_N of attention, tokens x elements of the write."""
+    num_warps: int
+    num_stages: int | str
+    switches: str
+    """window, soft_cap, split, tma: those that are compiled in."""
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    """Stack frame a thread: registers that did not fit."""
+    programs_per_sm: int
+    """Resident at once, as shared memory, registers and threads allow."""
+    wgmma: int
+    """Warp-group matrix instructions in the code (sm_90)."""
+    mma: int
+    """Warp matrix instructions in the code."""
+    triton: str
+
+
+def rows(chosen: Iterable[Variant] | None = None, architectures: Iterable[int] = ARCHITECTURES) -> Iterator[Resources]:
+    """Compiles each variant (all of them unless `chosen`) for each architecture; RuntimeError under the interpreter."""
+    for variant in variants() if chosen is None else chosen:
+        if interpreted(variant.kernel):
+            raise RuntimeError("kernels are interpreted in this process: run without TRITON_INTERPRET")
+        for architecture in architectures:
+            yield measured(variant, architecture)
+
+
+def measured(variant: Variant, architecture: int) -> Resources:
+    """Compiles one variant and reads its cubin."""
+    options = dict(variant.options)
+    launch = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
+    compiled = triton.compile(source(variant, options), target=GPUTarget("cuda", architecture, WARP), options=launch)
+    registers, stack = usage(compiled.asm["cubin"])
+    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps
+    ptx = compiled.asm["ptx"]
+    return Resources(
+        kernel=variant.kernel.__name__,
+        architecture=f"sm_{architecture}",
+        dtype=variant.dtype,
+        head_size=options.get("D", ""),
+        pages=options.get("PAGES", ""),
+        tile=tile_of(options),
+        num_warps=warps,
+        num_stages=launch.get("num_stages", ""),
+        switches=" ".join(name.lower() for name in SWITCHES if options.get(name)),
+        shared_bytes=shared,
+        registers=registers,
+        spill_bytes=stack,
+        programs_per_sm=resident(architecture, shared, registers, warps),
+        wgmma=ptx.count("wgmma.mma_async"),
+        mma=ptx.count("mma.sync"),
+        triton=triton.__version__,
+    )
+
+
+def source(variant: Variant, constants: dict[str, Any]) -> ASTSource:
+    """The kernel specialised as a launch on aligned tensors would: pointers and strides divisible by 16."""
+    signature: dict[str, str] = {}
+    aligned: dict[tuple[int, ...], list[list[object]]] = {}
+    for position, parameter in enumerate(variant.kernel.params):
+        name = parameter.name
+        kind = "constexpr" if parameter.is_constexpr else type_of(name, variant.dtype, constants)
+        signature[name] = kind
+        if kind.startswith("*") or (kind == "i32" and not parameter.do_not_specialize):
+            aligned[(position,)] = [["tt.divisibility", 16]]
+    names = [parameter.name for parameter in variant.kernel.params]
+    constexprs = {(names.index(name),): value for name, value in constants.items()}
+    return ASTSource(variant.kernel, signature=signature, constexprs=constexprs, attrs=aligned)
+
+
+def type_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
+    """Triton's type of a kernel argument: capitals are pointers."""
+    if name == "TABLE":
+        return "*i64" if constants["PAGES"] == "contiguous" else "*i32"
+    if name.endswith("_DESC") and constants["TMA"]:
+        return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>"
+    if name in FLOATS:
+        return "fp32"
+    return POINTERS.get(name, f"*{dtype}") if name.isupper() else "i32"
+
+
+def tile_of(constants: dict[str, Any]) -> str:
+    """The two sizes that say most."""
+    if "TOKENS" in constants:
+        return f"{constants['TOKENS']}x{constants['BLOCK_E']}"
+    first = constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
+    return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK'))}"
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, stack bytes) a thread, as the wheel's cuobjdump reads them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    if found is None:
+        raise RuntimeError(f"cuobjdump: expected REG and STACK, got {done.stdout!r}")
+    return int(found[1]), int(found[2])
+
+
+def resident(architecture: int, shared: int, registers: int, num_warps: int) -> int:
+    """Programs that fit on a multiprocessor together; registers are handed out per warp, by 256."""
+    per_warp = -(-registers * WARP // 256) * 256
+    limits = (
+        SHARED_PER_SM[architecture] // (shared + 1024),
+        REGISTERS_PER_SM // (per_warp * num_warps),
+        THREADS_PER_SM // (WARP * num_warps),
+        32,
+    )
+    return min(limits)
+
+
+def write_table(table: Iterable[Resources], file: TextIO) -> None:
+    """As CSV, a row as soon as it is there."""
+    names = [field.name for field in dataclasses.fields(Resources)]
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    for row in table:
+        writer.writerow(dataclasses.asdict(row))
+        file.flush()
+
+
+if __name__ == "__main__":
+    write_table(rows(), sys.stdout)

@@ -1,0 +1,129 @@
+"""Which kernels the tuning rules ask for: every one that ordinary models and batches reach, with what it is called on.
+
+Not a product of all options: head size 128 in bfloat16 gets every address arithmetic, window and soft-cap, the other
+head sizes and float16 the default block size. What a rule changes, changes here with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from engine.attention.kernels.copy_blocks import ELEMENTS, copy_kernel
+from engine.attention.kernels.decode import decode_kernel, reduce_kernel
+from engine.attention.kernels.inputs import padded
+from engine.attention.kernels.kv_write import write_kernel, write_options
+from engine.attention.kernels.launch_decode import Cut, decode_options, reduce_options
+from engine.attention.kernels.launch_prefill import prefill_options
+from engine.attention.kernels.pages import Mode, Pages
+from engine.attention.kernels.prefill import prefill_kernel
+from engine.attention.kernels.tuning import (
+    DecodeConfig,
+    DecodeShape,
+    PrefillConfig,
+    PrefillShape,
+    decode_config,
+    decode_contiguous_config,
+    prefill_config,
+    prefill_contiguous_config,
+    write_config,
+)
+
+HEAD_SIZES = (64, 80, 96, 128, 256)
+BLOCK_SIZES = (0, 16, 24, 256)
+"""Of each address arithmetic one: contiguous, by shift, by division, whole tiles."""
+BATCHES = (1, 8, 32, 128)
+MODEL = (8, 4)
+"""KV heads and group of the shapes: Llama-3-8B's."""
+NUM_SMS = 132
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel and what is compiled into it."""
+
+    kernel: Any
+    """The @triton.jit function."""
+    dtype: str
+    """Triton's name of the type of Q, K and V: fp16, bf16."""
+    options: tuple[tuple[str, Any], ...]
+    """Constexprs, num_warps and num_stages by name."""
+
+    @classmethod
+    def of(cls, kernel: Any, dtype: str, options: dict[str, Any]) -> Variant:
+        """Hashable, to find each once."""
+        return cls(kernel, dtype, tuple(options.items()))
+
+
+def variants() -> list[Variant]:
+    """All of them, each once."""
+    found = dict.fromkeys([*_decode(), *_prefill(), *_write(), Variant.of(copy_kernel, "bf16", _COPY)])
+    return list(found)
+
+
+_COPY = {"BLOCK": ELEMENTS, "num_warps": 8}
+
+
+def _cases() -> Iterator[tuple[str, int, int, bool, bool]]:
+    """dtype, head size, block size, windowed, capped."""
+    for head_size in HEAD_SIZES:
+        yield "bf16", head_size, 16, False, False
+    yield "fp16", 128, 16, False, False
+    for block_size in BLOCK_SIZES:
+        yield "bf16", 128, block_size, False, False
+    for windowed, capped in ((True, False), (False, True), (True, True)):
+        yield "bf16", 128, 16, windowed, capped
+
+
+def _decode() -> Iterator[Variant]:
+    for dtype, head_size, block_size, windowed, capped in _cases():
+        for batch in BATCHES:
+            shape = DecodeShape(batch, *MODEL, head_size, 2, 8192, block_size, NUM_SMS)
+            config = decode_config(shape) if block_size else decode_contiguous_config(shape)
+            mode = _mode(block_size, config.block_n)
+            cut = Cut.of(shape, config, 0)
+            for split in {False, cut.split}:
+                options = decode_options(
+                    config, head_size, cut.block_m, mode, windowed=windowed, capped=capped, split=split
+                )
+                yield Variant.of(decode_kernel, dtype, options)
+            if cut.split:
+                yield Variant.of(reduce_kernel, dtype, reduce_options(config, head_size, windowed=windowed))
+
+
+def _prefill() -> Iterator[Variant]:
+    for dtype, head_size, block_size, windowed, capped in _cases():
+        for batch in BATCHES:
+            shape = PrefillShape(512 * batch, batch, *MODEL, head_size, 2, 512, 8192, block_size, NUM_SMS)
+            config = prefill_config(shape) if block_size else prefill_contiguous_config(shape)
+            mode = _mode(block_size, config.block_n)
+            tma = config.use_tma and mode in ("contiguous", "whole") and padded(head_size) == head_size
+            options = prefill_options(config, head_size, mode, windowed=windowed, capped=capped, tma=tma)
+            yield Variant.of(prefill_kernel, dtype, options)
+
+
+def _write() -> Iterator[Variant]:
+    for num_heads in (8, 40):
+        for block_size in (16, 24):
+            mode = Pages.of_slots(block_size).mode
+            options = write_options(write_config(2048, num_heads * 128), 128, num_heads, mode)
+            yield Variant.of(write_kernel, "bf16", options)
+
+
+def _mode(block_size: int, block_n: int) -> Mode:
+    return Pages.of(block_size, block_n).mode if block_size else "contiguous"
+
+
+def swept(configs: list[DecodeConfig | PrefillConfig], block_size: int, *, tma: bool = False) -> list[Variant]:
+    """Of given configurations, head size 128, bfloat16, group 4, without window and soft-cap: to choose among them."""
+    found = []
+    for config in configs:
+        mode = _mode(block_size, config.block_n)
+        if isinstance(config, DecodeConfig):
+            options = decode_options(config, 128, 16, mode, windowed=False, capped=False, split=True)
+            found.append(Variant.of(decode_kernel, "bf16", options))
+        else:
+            options = prefill_options(config, 128, mode, windowed=False, capped=False, tma=tma)
+            found.append(Variant.of(prefill_kernel, "bf16", options))
+    return found
