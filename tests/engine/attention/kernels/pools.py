@@ -81,7 +81,7 @@ class Case:
             ids = order[used : used + count]
             used += count
             table[row, :count] = ids.to(torch.int32)
-            position = torch.arange(length)
+            ids, position = ids.to(self.device), torch.arange(length, device=self.device)
             at = ids[position // self.block_size], position % self.block_size
             k_cache[at] = self.keys[row].to(self.device)
             v_cache[at] = self.values[row].to(self.device)
@@ -120,9 +120,9 @@ def causal(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: int, scale: float, window: int, soft_cap: float
 ) -> torch.Tensor:
     """Plain attention of queries at positions context, context + 1, ... over k, v [L, KH, D]; no key: zero."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    num_kv_heads = k.shape[1]
+    q = q.unflatten(1, (num_kv_heads, -1))
+    scores = torch.einsum("qhgd,khd->hgqk", q, k) * scale
     if soft_cap:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     behind = context + torch.arange(len(q), device=q.device)[:, None] - torch.arange(len(k), device=q.device)
@@ -130,7 +130,7 @@ def causal(
     if window:
         hidden |= behind >= window
     weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1).nan_to_num(0.0)
-    return torch.einsum("hqk,khd->qhd", weights, v)
+    return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2)
 
 
 def poisoned_caches(

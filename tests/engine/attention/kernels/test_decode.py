@@ -145,7 +145,9 @@ def test_the_default_rule_answers_for_any_shape():
 
 
 @triton.jit
-def unclamped_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr):
+def unclamped_offsets(
+    entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr, CLAMP: tl.constexpr
+):
     return entries.to(tl.int64) * kv_b + ((start + rows) % block_size) * kv_t
 
 
