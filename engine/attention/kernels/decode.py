@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from engine.attention.kernels.tiles import attend, row_offsets, table_entries
-from engine.attention.kernels.work import first_item_of, locate_piece, piece_tiles, span_of
+from engine.attention.kernels.work import first_item_of, locate_piece, span_of
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _attend_piece(
     """
     rows = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)[None, :]
-    last = length - 1
+    last = tl.maximum(length - 1, 0)  # of an empty sequence nothing is attended to, but an entry is looked at
     maximum = tl.full([BLOCK_M], -1e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -84,7 +84,8 @@ def decode_kernel(
     Q, K, V, TABLE, SEQ_LENS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
     num_seqs, num_heads, group, max_pieces, min_tiles, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
-    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr,
+    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    ONE_GROUP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
     or with PAGES == "contiguous" the first row of each sequence, int64 [S]."""
@@ -93,8 +94,9 @@ def decode_kernel(
     pieces = 1
     piece = 0
     if SPLIT:
-        per_piece = piece_tiles(SEQ_LENS, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW)
-        seq, first_item = locate_piece(SEQ_LENS, num_seqs, item, per_piece, window, BLOCK_N, WINDOW)
+        seq, first_item, per_piece = locate_piece(
+            SEQ_LENS, num_seqs, item, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+        )  # fmt: skip
         if seq >= num_seqs:
             return
         piece = item - first_item
@@ -123,25 +125,26 @@ def decode_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_heads", "heads_per_program", "max_pieces", "min_tiles", "window"])
+@triton.jit(do_not_specialize=["num_seqs", "num_heads", "max_pieces", "min_tiles", "window"])
 def reduce_kernel(
-    SEQ_LENS, OUT, PART, LSE, out_s, out_h, num_seqs, num_heads, heads_per_program, max_pieces, min_tiles, window,
+    SEQ_LENS, OUT, PART, LSE, out_s, out_h, num_seqs, num_heads, max_pieces, min_tiles, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, WINDOW: tl.constexpr,
+    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S, ceil(H / heads_per_program)): merges a sequence's pieces, BLOCK_P at a time. Sequences of one piece
-    are finished already and leave at once. Same arguments as the decode that came before, hence the same pieces."""
+    """Grid (S, H): merges a sequence's pieces of one head, BLOCK_P at a time. Sequences of one piece are finished
+    already and leave at once. Same arguments as the decode that came before, hence the same pieces."""
     seq = tl.program_id(0)
     _, _, tiles = span_of(tl.load(SEQ_LENS + seq), window, BLOCK_N, WINDOW)
-    per_piece = piece_tiles(SEQ_LENS, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW)
+    first_item, per_piece = first_item_of(
+        SEQ_LENS, seq, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+    )  # fmt: skip
     pieces = (tiles + per_piece - 1) // per_piece
     if pieces <= 1:
         return
-    first_item = first_item_of(SEQ_LENS, seq, per_piece, window, BLOCK_N, WINDOW).to(tl.int64)
-    first_head = tl.program_id(1) * heads_per_program
-    for head in range(first_head, tl.minimum(first_head + heads_per_program, num_heads)):
-        out = OUT + seq.to(tl.int64) * out_s + head * out_h
-        row = first_item * num_heads + head
-        _merge_pieces(out, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P)
+    head = tl.program_id(1)
+    out = OUT + seq.to(tl.int64) * out_s + head * out_h
+    row = first_item.to(tl.int64) * num_heads + head
+    _merge_pieces(out, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P)
 
 
 @triton.jit

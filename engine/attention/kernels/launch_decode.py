@@ -23,12 +23,11 @@ from engine.attention.kernels.inputs import (
 )
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, decode_config, decode_contiguous_config
+from engine.attention.kernels.work import group_of
 
 MAX_BLOCK_M = 64
-PIECES_AT_ONCE = 16
+PIECES_AT_ONCE = 32
 """Pieces that a program of the reduction loads together."""
-FULL_GRID = 1024
-"""A reduction of more (sequence, head) pairs than this takes several heads a program: most leave at once."""
 
 
 def decode_attention(
@@ -183,15 +182,14 @@ def _launch(
             call.pages.block_size, call.pages.shift,
             **decode_options(
                 cut.config, head_size, cut.block_m, call.pages.mode, windowed=windowed, capped=call.soft_cap > 0,
-                split=cut.split, upcast=upcast(decode_kernel, q.dtype),
+                split=cut.split, num_seqs=num_seqs, upcast=upcast(decode_kernel, q.dtype),
             ),
         )  # fmt: skip
         if cut.split:
-            heads = 1 if num_seqs * num_heads <= FULL_GRID else min(8, num_heads)
-            reduce_kernel[(num_seqs, -(-num_heads // heads))](
+            reduce_kernel[(num_seqs, num_heads)](
                 seq_lens, out, workspace, lse, out.stride(0), out.stride(1),
-                num_seqs, num_heads, heads, cut.max_pieces, cut.min_tiles, call.window,
-                **reduce_options(cut.config, head_size, windowed=windowed),
+                num_seqs, num_heads, cut.max_pieces, cut.min_tiles, call.window,
+                **reduce_options(cut.config, head_size, windowed=windowed, num_seqs=num_seqs),
             )  # fmt: skip
     return out
 
@@ -205,9 +203,11 @@ def decode_options(
     windowed: bool,
     capped: bool,
     split: bool,
+    num_seqs: int,
     upcast: bool = False,
 ) -> dict[str, Any]:
-    """What is compiled into decode_kernel."""
+    """What is compiled into decode_kernel; of `num_seqs` its group, where anything is split."""
+    group, one_group = group_of(num_seqs) if split else (1, True)
     return {
         "D": head_size,
         "BLOCK_D": padded(head_size),
@@ -218,13 +218,16 @@ def decode_options(
         "WINDOW": windowed,
         "SOFT_CAP": capped,
         "SPLIT": split,
+        "GROUP": group,
+        "ONE_GROUP": one_group,
         "UPCAST": upcast,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
 
 
-def reduce_options(config: DecodeConfig, head_size: int, *, windowed: bool) -> dict[str, Any]:
+def reduce_options(config: DecodeConfig, head_size: int, *, windowed: bool, num_seqs: int) -> dict[str, Any]:
     """What is compiled into reduce_kernel."""
     sizes = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_N": config.block_n, "BLOCK_P": PIECES_AT_ONCE}
-    return {**sizes, "WINDOW": windowed, "num_warps": 4}
+    group, one_group = group_of(num_seqs)
+    return {**sizes, "WINDOW": windowed, "GROUP": group, "ONE_GROUP": one_group, "num_warps": 4}

@@ -85,11 +85,13 @@ def _decode() -> Iterator[Variant]:
             cut = Cut.of(shape, config, 0)
             for split in {False, cut.split}:
                 options = decode_options(
-                    config, head_size, cut.block_m, mode, windowed=windowed, capped=capped, split=split
+                    config, head_size, cut.block_m, mode, windowed=windowed, capped=capped, split=split, num_seqs=batch
                 )
                 yield Variant.of(decode_kernel, dtype, options)
             if cut.split:
-                yield Variant.of(reduce_kernel, dtype, reduce_options(config, head_size, windowed=windowed))
+                yield Variant.of(
+                    reduce_kernel, dtype, reduce_options(config, head_size, windowed=windowed, num_seqs=batch)
+                )
 
 
 def _prefill() -> Iterator[Variant]:
@@ -98,7 +100,8 @@ def _prefill() -> Iterator[Variant]:
             shape = PrefillShape(512 * batch, batch, *MODEL, head_size, 2, 512, 8192, block_size, NUM_SMS)
             config = prefill_config(shape) if block_size else prefill_contiguous_config(shape)
             mode = _mode(block_size, config.block_n)
-            tma = config.use_tma and mode in ("contiguous", "whole") and padded(head_size) == head_size
+            whole = mode in ("contiguous", "whole") and padded(head_size) == head_size
+            tma = config.use_tma and whole and not windowed
             options = prefill_options(config, head_size, mode, windowed=windowed, capped=capped, tma=tma)
             yield Variant.of(prefill_kernel, dtype, options)
 
@@ -121,7 +124,7 @@ def swept(configs: list[DecodeConfig | PrefillConfig], block_size: int, *, tma: 
     for config in configs:
         mode = _mode(block_size, config.block_n)
         if isinstance(config, DecodeConfig):
-            options = decode_options(config, 128, 16, mode, windowed=False, capped=False, split=True)
+            options = decode_options(config, 128, 16, mode, windowed=False, capped=False, split=True, num_seqs=8)
             found.append(Variant.of(decode_kernel, "bf16", options))
         else:
             options = prefill_options(config, 128, mode, windowed=False, capped=False, tma=tma)

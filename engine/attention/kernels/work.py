@@ -2,7 +2,7 @@
 
 A launch knows bounds only (sequences, the longest length), so that it can be captured in a CUDA graph. Each program
 reads all lengths (a few hundred bytes, from L2), and derives which piece of which sequence is its own; programs past
-the last piece leave at once. Lengths are read in groups of LENGTHS.
+the last piece leave at once. Lengths are read in groups; a batch that is one group is read once.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -11,6 +11,14 @@ import triton
 import triton.language as tl
 
 LENGTHS = tl.constexpr(128)
+GROUPS = (1, 8, 32, 128, 512)
+"""Sizes of a group that is the whole batch."""
+
+
+def group_of(num_seqs: int) -> tuple[int, bool]:
+    """(GROUP, ONE_GROUP) for a batch: the smallest group that holds it, else groups of LENGTHS."""
+    fitting = next((size for size in GROUPS if num_seqs <= size), 0)
+    return (fitting, True) if fitting else (LENGTHS.value, False)
 
 
 @triton.jit
@@ -25,56 +33,79 @@ def span_of(length, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def piece_tiles(
-    seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
+def _pieces(lengths, alive, per_piece, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+    """Pieces of sequences of these lengths, 0 for those that are not alive.
+
+    A sequence has one item per `per_piece` tiles, rounded up, and at least one: an empty one still writes its zeros.
+    """
+    _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
+    return tl.where(alive, tl.maximum((counts + per_piece - 1) // per_piece, 1), 0)
+
+
+@triton.jit
+def _piece_tiles(
+    seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
+    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Most tiles of a piece: the batch's tiles spread evenly over `max_pieces`, but at least `min_tiles`."""
-    tiles = 0
-    for group in range(0, num_seqs, LENGTHS):
-        seqs = group + tl.arange(0, LENGTHS)
-        lengths = tl.load(seq_lens + seqs, mask=seqs < num_seqs, other=0)
-        _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
-        tiles += tl.sum(counts, 0)
-    return tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles)
+    """(most tiles of a piece, the lengths): the batch's tiles spread evenly over `max_pieces`, at least `min_tiles`."""
+    seqs = tl.arange(0, GROUP)
+    lengths = tl.load(seq_lens + seqs, mask=seqs < num_seqs, other=0)
+    _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
+    tiles = tl.sum(counts, 0)
+    if not ONE_GROUP:
+        for group in range(GROUP, num_seqs, GROUP):
+            more = tl.load(seq_lens + group + seqs, mask=group + seqs < num_seqs, other=0)
+            _, _, counts = span_of(more, window, BLOCK_N, WINDOW)
+            tiles += tl.sum(counts, 0)
+    return tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles), lengths
 
 
 @triton.jit
 def locate_piece(
-    seq_lens, num_seqs, item, per_piece, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
+    seq_lens, num_seqs, item, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
+    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """(sequence, its first item) of work item `item`; the sequence is `num_seqs` past the last piece.
+    """(sequence, its first item, tiles a piece) of work item `item`; the sequence is `num_seqs` past the last piece.
 
-    A sequence has one item per `per_piece` tiles, rounded up, and at least one: an empty one still writes its zeros.
+    Lengths are read GROUP at a time; with ONE_GROUP (num_seqs <= GROUP) just once.
     """
-    seq = 0
-    first_item = 0
-    end = 0
-    for group in range(0, num_seqs, LENGTHS):
-        seqs = group + tl.arange(0, LENGTHS)
-        lengths = tl.load(seq_lens + seqs, mask=seqs < num_seqs, other=0)
-        _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
-        pieces = tl.maximum((counts + per_piece - 1) // per_piece, 1)
-        ends = end + tl.cumsum(tl.where(seqs < num_seqs, pieces, 0), 0)
-        before = (ends <= item) & (seqs < num_seqs)
-        seq += tl.sum(before.to(tl.int32), 0)
-        first_item = tl.maximum(first_item, tl.max(tl.where(before, ends, 0), 0))
+    per_piece, lengths = _piece_tiles(
+        seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+    )  # fmt: skip
+    seqs = tl.arange(0, GROUP)
+    ends = tl.cumsum(_pieces(lengths, seqs < num_seqs, per_piece, window, BLOCK_N, WINDOW), 0)
+    before = (ends <= item) & (seqs < num_seqs)
+    seq = tl.sum(before.to(tl.int32), 0)
+    first_item = tl.max(tl.where(before, ends, 0), 0)
+    if not ONE_GROUP:
         end = tl.max(ends, 0)
-    return seq, first_item
+        for group in range(GROUP, num_seqs, GROUP):
+            alive = group + seqs < num_seqs
+            more = tl.load(seq_lens + group + seqs, mask=alive, other=0)
+            ends = end + tl.cumsum(_pieces(more, alive, per_piece, window, BLOCK_N, WINDOW), 0)
+            before = (ends <= item) & alive
+            seq += tl.sum(before.to(tl.int32), 0)
+            first_item = tl.maximum(first_item, tl.max(tl.where(before, ends, 0), 0))
+            end = tl.max(ends, 0)
+    return seq, first_item, per_piece
 
 
 @triton.jit
 def first_item_of(
-    seq_lens, seq, per_piece, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
+    seq_lens, seq, num_seqs, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
+    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """First work item of sequence `seq`: the pieces of all sequences before it."""
-    item = 0
-    for group in range(0, seq, LENGTHS):
-        seqs = group + tl.arange(0, LENGTHS)
-        lengths = tl.load(seq_lens + seqs, mask=seqs < seq, other=0)
-        _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
-        pieces = tl.maximum((counts + per_piece - 1) // per_piece, 1)
-        item += tl.sum(tl.where(seqs < seq, pieces, 0), 0)
-    return item
+    """(first work item of sequence `seq`, tiles a piece): the pieces of all sequences before it."""
+    per_piece, lengths = _piece_tiles(
+        seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+    )  # fmt: skip
+    seqs = tl.arange(0, GROUP)
+    item = tl.sum(_pieces(lengths, seqs < seq, per_piece, window, BLOCK_N, WINDOW), 0)
+    if not ONE_GROUP:
+        for group in range(GROUP, seq, GROUP):
+            more = tl.load(seq_lens + group + seqs, mask=group + seqs < seq, other=0)
+            item += tl.sum(_pieces(more, group + seqs < seq, per_piece, window, BLOCK_N, WINDOW), 0)
+    return item, per_piece
 
 
 @triton.jit
