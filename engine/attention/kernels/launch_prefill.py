@@ -145,7 +145,8 @@ def launch_prefill(
     if call.max_tiles == 0:
         return out
     config, head_size = call.config, q.shape[2]
-    matrix = CacheMatrix.of(k, v, config.block_n) if config.use_tma and call.pages.whole_tiles else None
+    tma = config.use_tma and call.pages.whole_tiles and not call.window
+    matrix = CacheMatrix.of(k, v, config.block_n) if tma else None
     k_desc, v_desc = (matrix.descriptor(k), matrix.descriptor(v)) if matrix else (k, v)
     with on_device(q):
         prefill_kernel[(call.max_tiles, call.shape.num_kv_heads)](

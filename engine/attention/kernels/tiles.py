@@ -65,21 +65,16 @@ def capped(scores, soft_cap):
 
 
 @triton.jit
-def attend(
-    q, k, v, maximum, total, acc, visible, scale, soft_cap,
-    MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr,
+def soften(
+    scores, maximum, total, visible, scale, soft_cap, MASKED: tl.constexpr, SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the online softmax (Milakov and Gimelshein 2018) in base 2: the new (maximum, total, acc).
+    """One tile of the online softmax (Milakov and Gimelshein 2018) in base 2: (maximum, total, weights, shrink).
 
-    q [M, D], k and v [N, D]; maximum and total float32 [M], acc float32 [M, D]. `scale` takes scores to base 2, or,
-    with SOFT_CAP, to the argument of the cap, whose log2(e) is applied after it. Probabilities are relative to the
-    new maximum; the division by `total` is the caller's, once. `maximum` starts finite, so that a row without a
-    visible key in this tile adds exactly nothing.
+    scores [M, N]; maximum, total and shrink float32 [M]; weights float32 [M, N] relative to the new maximum, by which
+    what was summed before has to shrink. `scale` takes scores to base 2, or, with SOFT_CAP, to what is capped, and
+    log2(e) comes after it. The division by `total` is the caller's, once. `maximum` starts finite, so that a row
+    without a visible key in this tile adds exactly nothing.
     """
-    if UPCAST:  # the interpreter computes bfloat16 wrongly; it only loads and stores it
-        k = k.to(tl.float32)
-        v = v.to(tl.float32)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SOFT_CAP:
         scores = capped(scores * scale, soft_cap) * 1.4426950408889634
         factor = 1.0
@@ -90,6 +85,19 @@ def attend(
     new_maximum = tl.maximum(maximum, tl.max(scores, 1) * factor)
     weights = tl.exp2(scores * factor - new_maximum[:, None])
     shrink = tl.exp2(maximum - new_maximum)
-    total = total * shrink + tl.sum(weights, 1)
+    return new_maximum, total * shrink + tl.sum(weights, 1), weights, shrink
+
+
+@triton.jit
+def attend(
+    q, k, v, maximum, total, acc, visible, scale, soft_cap,
+    MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """`soften` and the sum it weighs: the new (maximum, total, acc). q [M, D], k and v [N, D], acc float32 [M, D]."""
+    if UPCAST:  # the interpreter computes bfloat16 wrongly; it only loads and stores it
+        k = k.to(tl.float32)
+        v = v.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    maximum, total, weights, shrink = soften(scores, maximum, total, visible, scale, soft_cap, MASKED, SOFT_CAP)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return new_maximum, total, acc
+    return maximum, total, acc

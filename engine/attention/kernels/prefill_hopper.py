@@ -1,0 +1,64 @@
+"""Prefill attention for Hopper (sm_90) in Gluon: one producer warp, two consumer warpgroups, TMA, mbarriers, wgmma."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from engine.attention.kernels.hopper_consumer import ROWS, consume
+from engine.attention.kernels.hopper_producer import WORK_FIELDS, WORK_SLOTS, produce
+
+
+@gluon.jit
+def _barriers(number: gl.constexpr, count: gl.constexpr):
+    """mbarriers that `count` arrivals complete."""
+    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(number):
+        mbarrier.init(barriers.index(index), count=count)
+    return barriers
+
+
+@gluon.jit
+def _rings(dtype: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
+    """Buffers of K and V [STAGES, BLOCK_N, D], and when each is full (one arrival and its bytes), and empty (two)."""
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    k_buffers = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], layout)
+    v_buffers = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], layout)
+    return (
+        k_buffers,
+        v_buffers,
+        _barriers(STAGES, 1),
+        _barriers(STAGES, 2),
+        _barriers(STAGES, 1),
+        _barriers(STAGES, 2),
+    )
+
+
+@gluon.jit(do_not_specialize=["table_s", "rows_b", "num_seqs", "num_kv_heads", "group", "tile_queries", "block_size"])
+def prefill_kernel(
+    Q, K_DESC, V_DESC, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, OUT, q_t, q_h, kv_h, table_s, out_t, out_h, rows_b,
+    scale, num_seqs, num_kv_heads, group, tile_queries, block_size,
+    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGED: gl.constexpr,
+    DYNAMIC: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid (programs): any number; NEXT_ITEM [1] zero at the start if DYNAMIC."""
+    dtype: gl.constexpr = K_DESC.dtype
+    q_buffers = gl.allocate_shared_memory(dtype, [2, ROWS, D], gl.NVMMASharedLayout(128, 16))
+    rings = _rings(dtype, BLOCK_N, D, STAGES)
+    work = gl.allocate_shared_memory(gl.int32, [WORK_SLOTS, WORK_FIELDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    work_ring = (work, _barriers(WORK_SLOTS, 1), _barriers(WORK_SLOTS, 2))
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (consume, (Q, OUT, q_buffers, rings, work_ring, q_t, q_h, out_t, out_h, scale, group, tile_queries,
+                       BLOCK_N, D, STAGES, 0)),
+            (consume, (Q, OUT, q_buffers, rings, work_ring, q_t, q_h, out_t, out_h, scale, group, tile_queries,
+                       BLOCK_N, D, STAGES, 1)),
+            (produce, (K_DESC, V_DESC, rings, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, table_s, kv_h,
+                       rows_b, num_seqs, num_kv_heads, tile_queries, block_size,
+                       BLOCK_N, STAGES, BOX, PAGED, DYNAMIC)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip
