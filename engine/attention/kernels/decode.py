@@ -45,7 +45,7 @@ def _attend_piece(
     entries = table_entries(table, tile * BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
     for step in tl.range(tile, end_tile, num_stages=NUM_STAGES):
         start = step * BLOCK_N
-        at = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES, True)
+        at = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES)
         offsets = at[:, None] + dims
         entries = table_entries(table, start + BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
         if D == BLOCK_D:
@@ -57,7 +57,7 @@ def _attend_piece(
         position = start + rows
         visible = ((position >= first) & (position < length))[None, :]
         maximum, total, acc = attend(
-            q, k, v, maximum, total, acc, visible, scale, soft_cap, True, SOFT_CAP, UPCAST
+            q, k, v, maximum, total, acc, visible, scale, soft_cap, SOFT_CAP, UPCAST
         )  # fmt: skip
     return maximum, total, acc
 

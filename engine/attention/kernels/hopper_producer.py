@@ -165,7 +165,7 @@ def produce(
         )  # fmt: skip
         count += 1
         if DYNAMIC:
-            item = gl.num_programs(0) + gl.atomic_add(NEXT_ITEM, 1)
+            item = gl.num_programs(0) + gl.atomic_add(NEXT_ITEM, 1, sem="relaxed")
         else:
             item += gl.num_programs(0)
     _send(work, work_full, work_empty, count, (0, 0, 0, 0, 0, 0), fields)

@@ -89,6 +89,8 @@ class PrefillConfig:
     num_stages: int
     use_tma: bool
     """Load K and V by descriptor where the cache allows it: whole tiles in a block, whole 16-byte vectors."""
+    peel: bool = True
+    """Tiles that every row sees whole take a loop of their own, without a mask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,20 +146,13 @@ def test_the_default_rule_answers_for_any_shape():
 
 
 @triton.jit
-def unclamped_offsets(
-    entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr, CLAMP: tl.constexpr
-):
+def unclamped_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr):
     return entries.to(tl.int64) * kv_b + ((start + rows) % block_size) * kv_t
 
 
 @triton.jit
-def one_too_long(length, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
-    return 0, 0, (length + BLOCK_N) // BLOCK_N
-
-
-@triton.jit
-def unmasked(q, k, v, m, n, acc, visible, scale, cap, M: tl.constexpr, C: tl.constexpr, U: tl.constexpr):
-    return launch_decode_attend(q, k, v, m, n, acc, visible, scale, cap, False, C, U)
+def unmasked(q, k, v, m, n, acc, visible, scale, cap, C: tl.constexpr, U: tl.constexpr):
+    return launch_decode_attend(q, k, v, m, n, acc, True, scale, cap, C, U)
 
 
 launch_decode_attend = decode.attend
