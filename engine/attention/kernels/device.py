@@ -9,7 +9,8 @@ import torch
 from triton.runtime import JITFunction
 
 SMS_WITHOUT_A_DEVICE = 132
-"""Multiprocessors that the tuning rules assume where tensors are on the CPU (the interpreter): an H200's."""
+CAPABILITY_WITHOUT_A_DEVICE = 90
+"""What the tuning rules assume where tensors are on the CPU (the interpreter): an H200."""
 
 
 def interpreted(kernel: object) -> bool:
@@ -27,6 +28,19 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return SMS_WITHOUT_A_DEVICE
     return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def capability(device: torch.device) -> int:
+    """Compute capability of the device that holds the tensors, 90 for 9.0; a Hopper's on the CPU."""
+    if device.type != "cuda":
+        return CAPABILITY_WITHOUT_A_DEVICE
+    return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _capability(index: int) -> int:
+    major, minor = torch.cuda.get_device_capability(index)
+    return 10 * major + minor
 
 
 @functools.cache

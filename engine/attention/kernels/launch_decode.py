@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
-from engine.attention.kernels.device import multiprocessors, on_device, upcast
+from engine.attention.kernels.device import capability, multiprocessors, on_device, upcast
 from engine.attention.kernels.inputs import (
     check_contiguous,
     check_one_query_each,
@@ -94,8 +94,17 @@ def shape_of(q: torch.Tensor, num_kv_heads: int, max_seq_len: int, block_size: i
     """What the tuning rule reads of a call; q [S, H, D]."""
     num_seqs, num_heads, head_size = q.shape
     group = num_heads // num_kv_heads
-    sms = multiprocessors(q.device)
-    return DecodeShape(num_seqs, num_kv_heads, group, head_size, q.element_size(), max_seq_len, block_size, sms)
+    return DecodeShape(
+        num_seqs,
+        num_kv_heads,
+        group,
+        head_size,
+        q.element_size(),
+        max_seq_len,
+        block_size,
+        multiprocessors(q.device),
+        capability(q.device),
+    )
 
 
 def decode_workspace(shape: DecodeShape, config: DecodeConfig, window: int = 0) -> int:

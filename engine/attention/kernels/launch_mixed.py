@@ -49,7 +49,7 @@ def mixed_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     config = config or mixed_config()
     n, block_size = num_decodes, k_cache.shape[1]
-    shape = prefill_shape(q[n:], seq_lens[n:], k_cache.shape[2], max_query_len, max_seq_len, block_size)
+    shape = prefill_shape(q[n:], seq_lens[n:], k_cache.shape[2], max_query_len, max_seq_len, block_size, window)
     tiles = config.prefill or prefill_config(shape)
     pages = Pages.of(block_size, tiles.block_n)
     call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, tiles, shape)

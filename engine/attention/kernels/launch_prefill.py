@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.attention.checks import AttentionInputError
-from engine.attention.kernels.device import multiprocessors, on_device, upcast
+from engine.attention.kernels.device import capability, multiprocessors, on_device, upcast
 from engine.attention.kernels.inputs import check_contiguous, check_paged, check_query_starts, padded, score_factors
 from engine.attention.kernels.matrix import CacheMatrix
 from engine.attention.kernels.pages import Mode, Pages
@@ -46,7 +46,7 @@ def prefill_attention(
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     block_size = k_cache.shape[1]
-    shape = prefill_shape(q, seq_lens, k_cache.shape[2], max_query_len, max_seq_len, block_size)
+    shape = prefill_shape(q, seq_lens, k_cache.shape[2], max_query_len, max_seq_len, block_size, window)
     config = config or prefill_config(shape)
     pages = Pages.of(block_size, config.block_n)
     call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
@@ -75,7 +75,7 @@ def prefill_contiguous(
     """
     check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
-    shape = prefill_shape(q, seq_lens, k.shape[1], max_query_len, max_seq_len, 0)
+    shape = prefill_shape(q, seq_lens, k.shape[1], max_query_len, max_seq_len, 0, window)
     config = config or prefill_contiguous_config(shape)
     pages = Pages.contiguous()
     call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
@@ -83,7 +83,13 @@ def prefill_contiguous(
 
 
 def prefill_shape(
-    q: torch.Tensor, seq_lens: torch.Tensor, num_kv_heads: int, max_query_len: int, max_seq_len: int, block_size: int
+    q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_kv_heads: int,
+    max_query_len: int,
+    max_seq_len: int,
+    block_size: int,
+    window: int = 0,
 ) -> PrefillShape:
     """What the tuning rule reads of a call; q [T, H, D], seq_lens [S]."""
     return PrefillShape(
@@ -97,6 +103,8 @@ def prefill_shape(
         max_seq_len=max_seq_len,
         block_size=block_size,
         num_sms=multiprocessors(q.device),
+        capability=capability(q.device),
+        windowed=window > 0,
     )
 
 

@@ -32,6 +32,7 @@ SHARED_PER_SM = {80: 164 * 1024, 90: 228 * 1024}
 REGISTERS_PER_SM = 65_536
 THREADS_PER_SM = 2_048
 WARP = 32
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {
     "SEQ_LENS": "*i32",
     "QUERY_STARTS": "*i32",
@@ -41,7 +42,7 @@ POINTERS = {
     "PAIRS": "*i64",
 }
 FLOATS = ("scale", "soft_cap")
-SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA", "PEEL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Resources:
     num_warps: int
     num_stages: int | str
     switches: str
-    """window, soft_cap, split, tma: those that are compiled in."""
+    """window, soft_cap, split, tma, peel: those that are compiled in."""
     shared_bytes: int
     registers: int
     spill_bytes: int
@@ -67,6 +68,8 @@ class Resources:
     """Resident at once, as shared memory, registers and threads allow."""
     wgmma: int
     """Warp-group matrix instructions in the code (sm_90)."""
+    serialized: bool
+    """Whether ptxas lets each of them wait for the one before (its note C7510 and following): a lost overlap."""
     mma: int
     """Warp matrix instructions in the code."""
     triton: str
@@ -74,10 +77,10 @@ class Resources:
 
 def rows(chosen: Iterable[Variant] | None = None, architectures: Iterable[int] = ARCHITECTURES) -> Iterator[Resources]:
     """Compiles each variant (all of them unless `chosen`) for each architecture; RuntimeError under the interpreter."""
-    for variant in variants() if chosen is None else chosen:
-        if interpreted(variant.kernel):
-            raise RuntimeError("kernels are interpreted in this process: run without TRITON_INTERPRET")
-        for architecture in architectures:
+    for architecture in architectures:
+        for variant in variants(architecture) if chosen is None else chosen:
+            if interpreted(variant.kernel):
+                raise RuntimeError("kernels are interpreted in this process: run without TRITON_INTERPRET")
             yield measured(variant, architecture)
 
 
@@ -89,6 +92,7 @@ def measured(variant: Variant, architecture: int) -> Resources:
     registers, stack = usage(compiled.asm["cubin"])
     shared, warps = compiled.metadata.shared, compiled.metadata.num_warps
     ptx = compiled.asm["ptx"]
+    wgmma = ptx.count("wgmma.mma_async")
     return Resources(
         kernel=variant.kernel.__name__,
         architecture=f"sm_{architecture}",
@@ -103,7 +107,8 @@ def measured(variant: Variant, architecture: int) -> Resources:
         registers=registers,
         spill_bytes=stack,
         programs_per_sm=resident(architecture, shared, registers, warps),
-        wgmma=ptx.count("wgmma.mma_async"),
+        wgmma=wgmma,
+        serialized=wgmma > 0 and serialized(ptx, architecture),
         mma=ptx.count("mma.sync"),
         triton=triton.__version__,
     )
@@ -143,13 +148,24 @@ def tile_of(constants: dict[str, Any]) -> str:
     return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK'))}"
 
 
+def serialized(ptx: str, architecture: int) -> bool:
+    """What ptxas says of the warp-group instructions when asked for its notes."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [str(TOOLS / "ptxas"), "-v", f"--gpu-name=sm_{architecture}a", file.name, "-o", "/dev/null"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return "instructions are serialized" in done.stderr
+
+
 def usage(cubin: bytes) -> tuple[int, int]:
     """(registers, stack bytes) a thread, as the wheel's cuobjdump reads them."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [TOOLS / "cuobjdump", "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
     found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
     if found is None:
         raise RuntimeError(f"cuobjdump: expected REG and STACK, got {done.stdout!r}")

@@ -60,11 +60,7 @@ def capped(scores, soft_cap):
 @triton.jit
 def factor_of(scale, SOFT_CAP: tl.constexpr):
     """What takes scores to base 2: `scale` does both at once, capped scores are scaled already."""
-    if SOFT_CAP:
-        factor = 1.4426950408889634
-    else:
-        factor = scale
-    return factor
+    return 1.4426950408889634 if SOFT_CAP else scale
 
 
 @triton.jit

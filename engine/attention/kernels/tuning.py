@@ -39,6 +39,8 @@ class DecodeShape:
     block_size: int
     """0 for the contiguous twin."""
     num_sms: int
+    capability: int = 90
+    """Compute capability of the device, major and minor: 90 for an H200."""
 
 
 def decode_config(shape: DecodeShape) -> DecodeConfig:
@@ -108,6 +110,9 @@ class PrefillShape:
     block_size: int
     """0 for the contiguous twin."""
     num_sms: int
+    capability: int = 90
+    """Compute capability of the device, major and minor: 90 for an H200."""
+    windowed: bool = False
 
 
 def prefill_config(shape: PrefillShape) -> PrefillConfig:
@@ -121,14 +126,21 @@ def prefill_contiguous_config(shape: PrefillShape) -> PrefillConfig:
 
 
 def _prefill_config(shape: PrefillShape) -> PrefillConfig:
+    """On Hopper two warp groups share a tile of 128 rows: what fits their registers and 227 KiB of shared memory."""
+    few = shape.num_tokens * shape.group * shape.num_kv_heads <= 64 * shape.num_sms
     if shape.element_bytes > 2:
         return PrefillConfig(_rows(32, shape), 16, num_warps=4, num_stages=1, use_tma=False)
+    if shape.capability < 90:
+        small = few or shape.head_size > 128
+        block_n, warps = (32 if shape.head_size > 128 else 64), (4 if small else 8)
+        return PrefillConfig(_rows(64 if small else 128, shape), block_n, warps, num_stages=2, use_tma=False)
     if shape.head_size > 128:
-        return PrefillConfig(_rows(64, shape), 32, num_warps=4, num_stages=2, use_tma=True)
-    rows = shape.num_tokens * shape.group * shape.num_kv_heads
-    if rows <= 64 * shape.num_sms:
+        return PrefillConfig(_rows(128, shape), 32, num_warps=8, num_stages=2, use_tma=True)
+    if few:
         return PrefillConfig(_rows(64, shape), 64, num_warps=4, num_stages=2, use_tma=True)
-    return PrefillConfig(_rows(128, shape), 64, num_warps=4, num_stages=2, use_tma=True)
+    if shape.windowed:
+        return PrefillConfig(_rows(128, shape), 64, num_warps=8, num_stages=3, use_tma=False)
+    return PrefillConfig(_rows(128, shape), 128, num_warps=8, num_stages=2, use_tma=True)
 
 
 def _rows(wanted: int, shape: PrefillShape) -> int:

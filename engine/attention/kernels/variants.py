@@ -34,6 +34,7 @@ HEAD_SIZES = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (0, 16, 24, 256)
 """Of each address arithmetic one: contiguous, by shift, by division, whole tiles."""
 BATCHES = (1, 8, 32, 128)
+QUERIES = 256
 MODEL = (8, 4)
 """KV heads and group of the shapes: Llama-3-8B's."""
 NUM_SMS = 132
@@ -56,10 +57,10 @@ class Variant:
         return cls(kernel, dtype, tuple(options.items()))
 
 
-def variants() -> list[Variant]:
-    """All of them, each once."""
-    found = dict.fromkeys([*_decode(), *_prefill(), *_write(), Variant.of(copy_kernel, "bf16", _COPY)])
-    return list(found)
+def variants(architecture: int) -> list[Variant]:
+    """All of them for devices of that compute capability (80, 90), each once."""
+    attention = [*_decode(architecture), *_prefill(architecture)]
+    return list(dict.fromkeys([*attention, *_write(), Variant.of(copy_kernel, "bf16", _COPY)]))
 
 
 _COPY = {"BLOCK": ELEMENTS, "num_warps": 8}
@@ -76,10 +77,10 @@ def _cases() -> Iterator[tuple[str, int, int, bool, bool]]:
         yield "bf16", 128, 16, windowed, capped
 
 
-def _decode() -> Iterator[Variant]:
+def _decode(architecture: int) -> Iterator[Variant]:
     for dtype, head_size, block_size, windowed, capped in _cases():
         for batch in BATCHES:
-            shape = DecodeShape(batch, *MODEL, head_size, 2, 8192, block_size, NUM_SMS)
+            shape = DecodeShape(batch, *MODEL, head_size, 2, 8192, block_size, NUM_SMS, architecture)
             config = decode_config(shape) if block_size else decode_contiguous_config(shape)
             mode = _mode(block_size, config.block_n)
             cut = Cut.of(shape, config, 0)
@@ -94,10 +95,11 @@ def _decode() -> Iterator[Variant]:
                 )
 
 
-def _prefill() -> Iterator[Variant]:
+def _prefill(architecture: int) -> Iterator[Variant]:
     for dtype, head_size, block_size, windowed, capped in _cases():
         for batch in BATCHES:
-            shape = PrefillShape(512 * batch, batch, *MODEL, head_size, 2, 512, 8192, block_size, NUM_SMS)
+            sizes = (QUERIES * batch, batch, *MODEL, head_size, 2, QUERIES, 8192, block_size)
+            shape = PrefillShape(*sizes, NUM_SMS, architecture, windowed)
             config = prefill_config(shape) if block_size else prefill_contiguous_config(shape)
             mode = _mode(block_size, config.block_n)
             whole = mode in ("contiguous", "whole") and padded(head_size) == head_size
