@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from engine.attention.kernels.hopper_producer import HALF, WORK_FIELDS, WORK_SLOTS
+from engine.attention.kernels.hopper_softmax import after, await_turn, pack, pass_turn, unpack, weights
 
 ROWS = gl.constexpr(64)
 """Query rows of a warpgroup: the M of its matrix instruction."""
@@ -31,13 +32,12 @@ def _field(fields, index, which: gl.constexpr):
 
 
 @gluon.jit
-def _receive(work, full, empty, count):
+def _receive(work, full, count):
     """(tiles, token, queries, low, length, KV head) of the count-th piece of work; no tiles: the end."""
     layout: gl.constexpr = gl.BlockedLayout([WORK_FIELDS], [32], [4], [0])
     slot = count % WORK_SLOTS
     mbarrier.wait(full.index(slot), (count // WORK_SLOTS) & 1)
     fields = work.index(slot).load(layout)
-    mbarrier.arrive(empty.index(slot), count=1)
     index = gl.arange(0, WORK_FIELDS, layout)
     return (
         _field(fields, index, 0),
@@ -73,7 +73,7 @@ def load_queries(Q, q_buffer, token, queries, kv_head, q_t, q_h, group, tile_que
 
 @gluon.jit
 def store_rows(
-    OUT, q_buffer, result, token, queries, kv_head, out_t, out_h, group, tile_queries, FIRST_ROW: gl.constexpr
+    OUT, q_buffer, free, result, token, queries, kv_head, out_t, out_h, group, tile_queries, FIRST_ROW: gl.constexpr
 ):  # fmt: skip
     """Results [ROWS, D] to their tokens and heads, turned in the buffer of Q, which nobody needs any more."""
     D: gl.constexpr = q_buffer.shape[1]
@@ -82,6 +82,8 @@ def store_rows(
     q_buffer.store(result.to(q_buffer.dtype))
     tl.debug_barrier()
     turned = q_buffer.load(layout)
+    fence_async_shared()
+    mbarrier.arrive(free, count=1)
     query, head, alive = _row_places(queries, group, tile_queries, FIRST_ROW, gl.SliceLayout(1, layout))
     dims = gl.arange(0, D, gl.SliceLayout(0, layout))
     offsets = (token + query).to(gl.int64) * out_t + (kv_head * group + head) * out_h
@@ -110,99 +112,52 @@ def clear_tail(v_buffers, stage, valid, BLOCK_N: gl.constexpr, D: gl.constexpr, 
 
 
 @gluon.jit
-def _weights(s, maximum, position, start, scale, BLOCK_N: gl.constexpr, MASKED: gl.constexpr):
-    """Of scores [ROWS, BLOCK_N]: the new maximum in base 2, and the weights relative to it."""
-    if MASKED:
-        keys = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
-        s = gl.where(keys[None, :] <= position[:, None], s, float("-inf"))
-    new_maximum = gl.maximum(maximum, gl.max(s, 1) * scale)
-    return new_maximum, gl.exp2(s * scale - new_maximum[:, None])
-
-
-@gluon.jit
-def _pack(weights, dtype: gl.constexpr):
-    """Weights [ROWS, N] float32 as `dtype`, two neighbours of a row in one int32 [ROWS, N / 2].
-
-    Loops carry them so: elements of 16 bits come out of a loop one by one, to be put together again.
-    """
-    even, odd = gl.split(gl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
-    if dtype == gl.bfloat16:
-        packed = gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1
-        )
-    else:
-        packed = gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1
-        )
-    return packed
-
-
-@gluon.jit
-def _unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """The other way: [ROWS, N] of `dtype` in `layout`, where no element changes its thread."""
-    even, odd = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [packed], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
-    both = gl.reshape(gl.join(even, odd), [packed.shape[0], packed.shape[1] * 2]).to(dtype, bitcast=True)
-    return gl.convert_layout(both, layout, assert_trivial=True)
-
-
-@gluon.jit
-def _after(total):
-    """`total` as it is, and a place in the code before which it must be known: a sleep that does not happen.
-
-    ptxas otherwise moves the exponentials behind the wait for the values that they are there to hide.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred never; .reg .f32 both; add.f32 both, $2, $3; setp.eq.f32 never, both, 0f7E123456; "
-        "@never nanosleep.u32 1; mov.f32 $0, $2; mov.f32 $1, $3; }",
-        "=f,=f,f,f",
-        [total],
-        dtype=gl.float32,
-        is_pure=False,
-        pack=2,
-    )
-
-
-@gluon.jit
 def _step(
     q_buffer, rings, number, start, position, scale, p, maximum, total, acc,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, PINGPONG: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """Scores of the number-th loaded tile, whose first key is `start`, and values of the one before."""
-    k_buffers, v_buffers, k_full, k_empty, v_full, v_empty = rings
+    k_ring, v_ring = rings
+    k_buffers, k_full, k_empty = k_ring
+    v_buffers, v_full, v_empty = v_ring
     stage = number % STAGES
     before = (number - 1) % STAGES
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     mbarrier.wait(k_full.index(stage), (number // STAGES) & 1)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, layout)
+    if PINGPONG:
+        total = await_turn(total, WHICH)
     s = warpgroup_mma(q_buffer, k_buffers.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(before), ((number - 1) // STAGES) & 1)
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    acc = warpgroup_mma(_unpack(p, v_buffers.dtype, p_layout), v_buffers.index(before), acc, is_async=True)
+    acc = warpgroup_mma(unpack(p, v_buffers.dtype, p_layout), v_buffers.index(before), acc, is_async=True)
+    if PINGPONG:
+        total = pass_turn(total, WHICH)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(k_empty.index(stage), count=1)
-    new_maximum, weights = _weights(s, maximum, position, start, scale, BLOCK_N, MASKED)
+    new_maximum, p = weights(s, maximum, position, start, scale, BLOCK_N, MASKED)
     shrink = gl.exp2(maximum - new_maximum)
-    total = total * shrink + gl.sum(weights, 1)
-    total = _after(total)
+    total = total * shrink + gl.sum(p, 1)
+    total = after(total)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-    p = _pack(weights, v_buffers.dtype)
+    p = pack(p, v_buffers.dtype)
     return p, new_maximum, total, acc
 
 
 @gluon.jit
 def _attend(
     q_buffer, rings, consumed, tiles, low, length, position, scale,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """(total, acc) of the rows over `tiles` tiles of keys, the last first, which is masked whether it needs it or not.
 
     Tiles below low + 1 are seen whole by every row.
     """
-    k_buffers, v_buffers, k_full, k_empty, v_full, v_empty = rings
+    k_ring, v_ring = rings
+    k_buffers, k_full, k_empty = k_ring
+    v_buffers, v_full, _ = v_ring
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     stage = consumed % STAGES
@@ -213,9 +168,9 @@ def _attend(
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(k_empty.index(stage), count=1)
     maximum = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, s_layout))
-    maximum, weights = _weights(s, maximum, position, start, scale, BLOCK_N, True)
-    total = gl.sum(weights, 1)
-    p = _pack(weights, v_buffers.dtype)
+    maximum, p = weights(s, maximum, position, start, scale, BLOCK_N, True)
+    total = gl.sum(p, 1)
+    p = pack(p, v_buffers.dtype)
     acc = gl.zeros([ROWS, D], gl.float32, o_layout)
     if tiles * BLOCK_N > length:
         mbarrier.wait(v_full.index(stage), (consumed // STAGES) & 1)
@@ -225,23 +180,23 @@ def _attend(
     for step in range(1, masked):
         p, maximum, total, acc = _step(
             q_buffer, rings, consumed + step, start - step * BLOCK_N, position, scale, p, maximum, total, acc,
-            BLOCK_N, STAGES, True,
+            BLOCK_N, STAGES, True, PINGPONG, WHICH,
         )  # fmt: skip
     for step in range(masked, tiles):
         p, maximum, total, acc = _step(
             q_buffer, rings, consumed + step, start - step * BLOCK_N, position, scale, p, maximum, total, acc,
-            BLOCK_N, STAGES, False,
+            BLOCK_N, STAGES, False, PINGPONG, WHICH,
         )  # fmt: skip
-    return total, _last_values(rings, consumed + tiles - 1, p, acc, STAGES)
+    return total, _last_values(v_ring, consumed + tiles - 1, p, acc, STAGES)
 
 
 @gluon.jit
-def _last_values(rings, number, p, acc, STAGES: gl.constexpr):
-    k_buffers, v_buffers, k_full, k_empty, v_full, v_empty = rings
+def _last_values(v_ring, number, p, acc, STAGES: gl.constexpr):
+    v_buffers, v_full, v_empty = v_ring
     stage = number % STAGES
     mbarrier.wait(v_full.index(stage), (number // STAGES) & 1)
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    acc = warpgroup_mma(_unpack(p, v_buffers.dtype, p_layout), v_buffers.index(stage), acc, is_async=True)
+    acc = warpgroup_mma(unpack(p, v_buffers.dtype, p_layout), v_buffers.index(stage), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(v_empty.index(stage), count=1)
     return acc
@@ -250,27 +205,33 @@ def _last_values(rings, number, p, acc, STAGES: gl.constexpr):
 @gluon.jit
 def consume(
     Q, OUT, q_buffers, rings, work_ring, q_t, q_h, out_t, out_h, scale, group, tile_queries,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, WHICH: gl.constexpr,
+    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, TMA_Q: gl.constexpr,
+    WHICH: gl.constexpr,
 ):  # fmt: skip
     """All work of warpgroup WHICH of the program."""
-    work, work_full, work_empty = work_ring
-    q_buffer = q_buffers.index(WHICH)
+    work, full, empty = work_ring
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     count = 0
     consumed = 0
-    tiles, token, queries, low, length, kv_head = _receive(work, work_full, work_empty, count)
+    if PINGPONG and WHICH == 1:
+        pass_turn(gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, s_layout)), WHICH)
+    tiles, token, queries, low, length, kv_head = _receive(work, full, count)
     while tiles > 0:
-        load_queries(Q, q_buffer, token, queries, kv_head, q_t, q_h, group, tile_queries, WHICH * ROWS)
+        q_buffer = q_buffers.index(count % WORK_SLOTS * 2 + WHICH)
+        if not TMA_Q:
+            load_queries(Q, q_buffer, token, queries, kv_head, q_t, q_h, group, tile_queries, WHICH * ROWS)
         query, _, _ = _row_places(queries, group, tile_queries, WHICH * ROWS, gl.SliceLayout(1, s_layout))
         total, acc = _attend(
-            q_buffer, rings, consumed, tiles, low, length, low + query, scale, BLOCK_N, D, STAGES
+            q_buffer, rings, consumed, tiles, low, length, low + query, scale, BLOCK_N, D, STAGES, PINGPONG, WHICH
         )  # fmt: skip
-        total = gl.convert_layout(gl.where(total > 0, total, 1.0), gl.SliceLayout(1, o_layout))
+        factor = gl.convert_layout(1.0 / gl.where(total > 0, total, 1.0), gl.SliceLayout(1, o_layout))
         store_rows(
-            OUT, q_buffer, acc / total[:, None], token, queries, kv_head, out_t, out_h, group, tile_queries,
-            WHICH * ROWS,
+            OUT, q_buffer, empty.index(count % WORK_SLOTS), acc * factor[:, None], token, queries, kv_head, out_t,
+            out_h, group, tile_queries, WHICH * ROWS,
         )  # fmt: skip
         consumed += tiles
         count += 1
-        tiles, token, queries, low, length, kv_head = _receive(work, work_full, work_empty, count)
+        tiles, token, queries, low, length, kv_head = _receive(work, full, count)
+    if PINGPONG and WHICH == 0:
+        await_turn(gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, s_layout)), WHICH)

@@ -8,6 +8,7 @@ the tile by itself, whatever block it came from.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -61,34 +62,53 @@ def locate_tile(query_starts, num_seqs, item, tile_queries, layout: gl.constexpr
 
 
 @gluon.jit
-def _send(work, full, empty, count, fields, layout: gl.constexpr):
-    """Puts eight int32 into the slot of the count-th piece of work."""
+def _send(
+    Q_DESC, q_buffers, work_ring, count, fields, GROUP: gl.constexpr, TMA_Q: gl.constexpr, layout: gl.constexpr
+):  # fmt: skip
+    """The count-th piece of work into its slot: `fields`, int32 each, and, with TMA_Q, its rows of Q."""
+    work, full, empty = work_ring
     slot = count % WORK_SLOTS
+    ready = full.index(slot)
     index = gl.arange(0, WORK_FIELDS, layout)
     value = gl.full([WORK_FIELDS], 0, gl.int32, layout)
     for field in gl.static_range(len(fields)):
         value = gl.where(index == field, fields[field], value)
     mbarrier.wait(empty.index(slot), ((count // WORK_SLOTS) & 1) ^ 1)
     work.index(slot).store(value)
-    mbarrier.arrive(full.index(slot), count=1)
+    tl.debug_barrier()
+    if TMA_Q:
+        BYTES: gl.constexpr = 2 * q_buffers.shape[1] * q_buffers.shape[2] * 2
+        QUERIES: gl.constexpr = q_buffers.shape[1] // GROUP
+        shape: gl.constexpr = [q_buffers.shape[0], QUERIES, GROUP, q_buffers.shape[2]]
+        tiles = q_buffers._reinterpret(Q_DESC.dtype, shape, Q_DESC.layout)
+        mbarrier.expect(ready, BYTES)
+        for which in gl.static_range(2):
+            place = [fields[1] + which * QUERIES, fields[5] * GROUP, 0]
+            tma.async_copy_global_to_shared(Q_DESC, place, ready, tiles.index(slot * 2 + which))
+    else:
+        mbarrier.arrive(ready, count=1)
 
 
 @gluon.jit
 def _box_rows(
-    table, start, last, base_row, rows_b, block_size, BOX: gl.constexpr, BOXES: gl.constexpr, PAGED: gl.constexpr
+    table, start, last, base_row, rows_b, block_size, BOX: gl.constexpr, BOXES: gl.constexpr, PAGES: gl.constexpr
 ):  # fmt: skip
     """Matrix row of each box of the tile at `start`. Boxes beyond the block of position `last` repeat that block, so
-    that no later entry of the table is read; without a table they may lie beyond the sequence."""
+    that no later entry of the table is read, and none at all for `last` < 0; without a table they may lie beyond the
+    sequence."""
     rows = ()
     for box in gl.static_range(BOXES):
         position = start + box * BOX
-        if PAGED:
-            block = gl.minimum(position, last) // block_size
-            slot = position - position // block_size * block_size
-            row = gl.load(table + block) * rows_b + slot
-        else:
+        if PAGES == "contiguous":
             row = base_row + position
-        rows = rows + (row,)
+        elif PAGES == "boxes":
+            block = gl.maximum(gl.minimum(position, last), 0) // BOX
+            row = gl.load(table + block, mask=last >= 0, other=0) * rows_b
+        else:
+            block = gl.maximum(gl.minimum(position, last), 0) // block_size
+            slot = position - position // block_size * block_size
+            row = gl.load(table + block, mask=last >= 0, other=0) * rows_b + slot
+        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
     return rows
 
 
@@ -109,21 +129,23 @@ def _load_tile(
 @gluon.jit
 def _load_keys(
     K_DESC, V_DESC, rings, table, tiles, last, base_row, column, rows_b, block_size, loaded,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGED: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr,
 ):  # fmt: skip
     """K and V of a query tile, last tile of keys first; the number of tiles loaded so far."""
-    k_buffers, v_buffers, k_full, k_empty, v_full, v_empty = rings
+    k_ring, v_ring = rings
+    k_buffers, k_full, k_empty = k_ring
+    v_buffers, v_full, v_empty = v_ring
     BOXES: gl.constexpr = BLOCK_N // BOX
     k_boxes = k_buffers._reinterpret(K_DESC.dtype, [STAGES * 2 * BOXES, BOX, HALF], K_DESC.layout)
     v_boxes = v_buffers._reinterpret(V_DESC.dtype, [STAGES * 2 * BOXES, BOX, HALF], V_DESC.layout)
     start = (tiles - 1) * BLOCK_N
-    rows = _box_rows(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGED)
+    rows = _box_rows(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
     for _ in range(tiles):
         stage = loaded % STAGES
         phase = (loaded // STAGES) & 1
         _load_tile(K_DESC, k_boxes, k_full, k_empty, stage, phase, rows, column, BOX, BOXES)
         start -= BLOCK_N
-        ahead = _box_rows(table, gl.maximum(start, 0), last, base_row, rows_b, block_size, BOX, BOXES, PAGED)
+        ahead = _box_rows(table, gl.maximum(start, 0), last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
         _load_tile(V_DESC, v_boxes, v_full, v_empty, stage, phase, rows, column, BOX, BOXES)
         rows = ahead
         loaded += 1
@@ -131,41 +153,50 @@ def _load_keys(
 
 
 @gluon.jit
+def _place(QUERY_STARTS, SEQ_LENS, item, num_seqs, tile_queries, layout: gl.constexpr):
+    """(sequence, its first token, query tokens, length, query tile) of query tile `item` of a KV head."""
+    seq, first_item = locate_tile(QUERY_STARTS, num_seqs, item, tile_queries, layout)
+    start = gl.load(QUERY_STARTS + seq)
+    queries = gl.load(QUERY_STARTS + seq + 1) - start
+    tile = (queries + tile_queries - 1) // tile_queries - 1 - (item - first_item)
+    return seq, start, queries, gl.load(SEQ_LENS + seq), tile
+
+
+@gluon.jit
 def produce(
-    K_DESC, V_DESC, rings, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, table_s, kv_h, rows_b, num_seqs,
-    num_kv_heads, tile_queries, block_size,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGED: gl.constexpr, DYNAMIC: gl.constexpr,
+    Q_DESC, K_DESC, V_DESC, q_buffers, rings, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, table_s, kv_h,
+    rows_b, num_seqs, num_kv_heads, tile_queries, block_size,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr, DYNAMIC: gl.constexpr,
+    GROUP: gl.constexpr, TMA_Q: gl.constexpr,
 ):  # fmt: skip
     """All work of this program. Items go head by head, sequence by sequence, the last query tile of each first."""
-    work, work_full, work_empty = work_ring
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
-    fields: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    sending: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     per_head = count_tiles(QUERY_STARTS, num_seqs, tile_queries, layout)
     item = gl.program_id(0)
     count = 0
     loaded = 0
     while item < per_head * num_kv_heads:
         kv_head = item // per_head
-        seq, first_item = locate_tile(QUERY_STARTS, num_seqs, item % per_head, tile_queries, layout)
-        start = gl.load(QUERY_STARTS + seq)
-        queries = gl.load(QUERY_STARTS + seq + 1) - start
-        length = gl.load(SEQ_LENS + seq)
-        tile = (queries + tile_queries - 1) // tile_queries - 1 - (item % per_head - first_item)
-        low = length - queries + tile * tile_queries
+        seq, start, queries, length, tile = _place(
+            QUERY_STARTS, SEQ_LENS, item % per_head, num_seqs, tile_queries, layout
+        )  # fmt: skip
+        first = tile * tile_queries
+        low = length - queries + first
         high = gl.minimum(low + tile_queries, length)
         tiles = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, 1)
-        token = start + tile * tile_queries
-        _send(work, work_full, work_empty, count, (tiles, token, queries - tile * tile_queries, low, length, kv_head), fields)
+        fields = (tiles, start + first, queries - first, low, length, kv_head)
+        _send(Q_DESC, q_buffers, work_ring, count, fields, GROUP, TMA_Q, sending)
         base_row = 0
-        if not PAGED:
+        if PAGES == "contiguous":
             base_row = gl.load(TABLE + seq).to(gl.int32)
         loaded = _load_keys(
-            K_DESC, V_DESC, rings, TABLE + seq.to(gl.int64) * table_s, tiles, gl.maximum(high - 1, 0), base_row,
-            kv_head * kv_h, rows_b, block_size, loaded, BLOCK_N, STAGES, BOX, PAGED,
+            K_DESC, V_DESC, rings, TABLE + seq.to(gl.int64) * table_s, tiles, high - 1, base_row, kv_head * kv_h,
+            rows_b, block_size, loaded, BLOCK_N, STAGES, BOX, PAGES,
         )  # fmt: skip
         count += 1
         if DYNAMIC:
             item = gl.num_programs(0) + gl.atomic_add(NEXT_ITEM, 1, sem="relaxed")
         else:
             item += gl.num_programs(0)
-    _send(work, work_full, work_empty, count, (0, 0, 0, 0, 0, 0), fields)
+    _send(Q_DESC, q_buffers, work_ring, count, (0, 0, 0, 0, 0, 0), GROUP, False, sending)

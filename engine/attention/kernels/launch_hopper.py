@@ -1,4 +1,7 @@
-"""Launcher of the Hopper prefill kernel, and when it may be used."""
+"""Launchers of the Hopper prefill kernel, paged and contiguous, and when it may be used.
+
+Nothing here has been measured yet: `HopperConfig` holds guesses, checked only by compiling ahead of time.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,20 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.attention.checks import AttentionInputError
 from engine.attention.kernels.device import multiprocessors, on_device
-from engine.attention.kernels.inputs import check_paged, check_query_starts, score_factors
-from engine.attention.kernels.matrix import CacheMatrix
-from engine.attention.kernels.prefill_hopper import prefill_kernel
+from engine.attention.kernels.inputs import check_contiguous, check_paged, check_query_starts, score_factors
+from engine.attention.kernels.matrix import MAX_COORDINATE, VECTOR_BYTES, CacheMatrix
+from engine.attention.kernels.prefill_hopper import hopper_kernel
 
-ROWS = 128
-"""Query rows of a tile: 64 a warpgroup."""
+ROWS = 64
+"""Query rows of a warpgroup; a tile has two."""
 HALF = 64
-"""Columns of a box."""
+"""Columns of a box of K or V."""
+SWIZZLE_ROWS = 8
+"""Rows after which the swizzle repeats: the smallest box."""
 HEAD_SIZES = (128,)
 DTYPES = (torch.float16, torch.bfloat16)
+CAPABILITY = 9
+"""Major compute capability whose warpgroup instructions the kernel is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +39,34 @@ class HopperConfig:
     """Tiles of K, and of V, in shared memory."""
     dynamic: bool = True
     """Programs take the next query tile from a counter; otherwise each takes every n-th."""
+    ping_pong: bool = True
+    """The warpgroups take turns at the tensor cores; otherwise the hardware decides."""
     consumer_registers: int = 232
     producer_registers: int = 40
 
 
 def box_rows(block_size: int, block_n: int) -> int:
-    """Slots of a box: the largest power of two in block_size, at most a tile; 0 below the 8 rows of the swizzle."""
-    box = min(block_size & -block_size, block_n)
-    return box if box >= 8 else 0
+    """Slots that one load of K or V brings: the largest power of two in block_size (0: without blocks), at most a tile;
+    0 where that is below SWIZZLE_ROWS."""
+    box = min(block_size & -block_size, block_n) if block_size else block_n
+    return box if box >= SWIZZLE_ROWS else 0
 
 
-def supports(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, config: HopperConfig | None = None) -> bool:
-    """Whether `prefill_hopper` can take such a call (after the checks that every launcher makes)."""
-    config = config or HopperConfig()
-    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+def supports(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, window: int = 0, soft_cap: float = 0.0
+) -> bool:
+    """Whether `prefill_hopper` takes such a call, whose arguments are valid otherwise; caches [NB, BS, KH, D]."""
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != CAPABILITY:
         return False
-    num_blocks, block_size, num_kv_heads, head_size = k_cache.shape
-    fits = q.dtype in DTYPES and head_size in HEAD_SIZES and q.shape[1] // num_kv_heads <= ROWS
-    if not fits or num_blocks == 0 or box_rows(block_size, config.block_n) == 0:
-        return False
-    return CacheMatrix.of(k_cache, v_cache, config.block_n) is not None
+    return window == 0 and soft_cap == 0 and supports_shapes(q, k_cache, v_cache, k_cache.shape[1])
+
+
+def supports_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
+    """`supports` but for the device; block_size 0: the contiguous twin's k and v, one block of all rows."""
+    num_heads, head_size = q.shape[1:]
+    fits = q.dtype in DTYPES and head_size in HEAD_SIZES and num_heads // k.shape[2] <= 2 * ROWS
+    box = box_rows(block_size, HopperConfig().block_n)
+    return fits and k.numel() > 0 and box > 0 and CacheMatrix.of(k, v, box) is not None
 
 
 def prefill_hopper(
@@ -68,40 +83,116 @@ def prefill_hopper(
     out: torch.Tensor | None = None,
     config: HopperConfig | None = None,
 ) -> torch.Tensor:
-    """`prefill_attention` where `supports` says so: same arguments, without window and soft-cap, same result."""
+    """`prefill_attention` where `supports` says so: the same arguments but window and soft-cap, the same result."""
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
-    config = config or HopperConfig()
-    if not supports(q, k_cache, v_cache, config):
-        raise AttentionInputError(
-            f"hopper prefill: expected sm_90, {DTYPES}, head size in {HEAD_SIZES}, at most {ROWS} heads a KV head and "
-            f"a block size of whole 8 slots, got q {tuple(q.shape)} {q.dtype} on {q.device}, k {tuple(k_cache.shape)}"
-        )
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    num_heads, head_size = q.shape[1:]
-    _, block_size, num_kv_heads, _ = k_cache.shape
-    group = num_heads // num_kv_heads
-    tile_queries = ROWS // group
-    num_seqs = seq_lens.shape[0]
-    tiles = min(num_seqs * -(-max_query_len // tile_queries), q.shape[0] // tile_queries + num_seqs) * num_kv_heads
-    if tiles == 0:
+    call = HopperCall(score_factors(scale, 0, 0.0), max_query_len, k_cache.shape[1], config or HopperConfig())
+    return call.launch(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out)
+
+
+def prefill_hopper_contiguous(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+    out: torch.Tensor | None = None,
+    config: HopperConfig | None = None,
+) -> torch.Tensor:
+    """`prefill_contiguous` where `supports` says so of k[None] and v[None]."""
+    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_query_starts(query_start_loc, seq_lens, max_query_len)
+    call = HopperCall(score_factors(scale, 0, 0.0), max_query_len, 0, config or HopperConfig())
+    return call.launch(q, k[None], v[None], starts, query_start_loc, seq_lens, out)
+
+
+@dataclass(frozen=True, slots=True)
+class HopperCall:
+    """A checked call but for its tensors."""
+
+    scale: float
+    max_query_len: int
+    block_size: int
+    """0 for the contiguous twin."""
+    config: HopperConfig
+
+    def launch(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        table: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
+        if not supports_shapes(q, k, v, self.block_size):
+            raise AttentionInputError(
+                f"hopper prefill: expected {DTYPES}, head size in {HEAD_SIZES}, at most {2 * ROWS} query heads a KV "
+                f"head, block size in whole {SWIZZLE_ROWS} slots, whole 16-byte strides; got q {tuple(q.shape)} "
+                f"{q.dtype}, k {tuple(k.shape)} with strides {k.stride()}"
+            )
+        out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+        group, num_seqs = q.shape[1] // k.shape[2], seq_lens.shape[0]
+        queries = 2 * ROWS // group
+        tiles = min(num_seqs * -(-self.max_query_len // queries), q.shape[0] // queries + num_seqs) * k.shape[2]
+        if tiles == 0:
+            return out
+        config, box = self.config, box_rows(self.block_size, self.config.block_n)
+        q_desc, matrix = query_descriptor(q, group), CacheMatrix.of(k, v, box)
+        assert matrix is not None
+        with on_device(q):
+            counter = torch.zeros(1, dtype=torch.int32, device=q.device) if config.dynamic else seq_lens
+            hopper_kernel[(min(tiles, multiprocessors(q.device)),)](
+                q, q_desc or q, cache_descriptor(k, matrix, box), cache_descriptor(v, matrix, box), table,
+                query_start_loc, seq_lens, counter, out, q.stride(0), q.stride(1), k.stride(2), table.stride(0),
+                out.stride(0), out.stride(1), matrix.rows_per_block, self.scale, num_seqs, k.shape[2], group, queries,
+                self.block_size, **kernel_options(config, q.shape[2], box, self.pages(box), group if q_desc else 0),
+            )  # fmt: skip
         return out
-    matrix = CacheMatrix.of(k_cache, v_cache, config.block_n)
-    assert matrix is not None
-    box = box_rows(block_size, config.block_n)
+
+    def pages(self, box: int) -> str:
+        """The kernel's PAGES."""
+        if self.block_size == 0:
+            return "contiguous"
+        return "boxes" if box == self.block_size else "blocks"
+
+
+def kernel_options(config: HopperConfig, head_size: int, box: int, pages: str, group: int) -> dict[str, object]:
+    """What is compiled into hopper_kernel; group 0: Q by pointers."""
+    return {
+        "D": head_size,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
+        "BOX": box,
+        "GROUP": group,
+        "PAGES": pages,
+        "TMA_Q": group > 0,
+        "DYNAMIC": config.dynamic,
+        "PINGPONG": config.ping_pong,
+        "CONSUMER_REGISTERS": config.consumer_registers,
+        "PRODUCER_REGISTERS": config.producer_registers,
+        "num_warps": 4,
+    }
+
+
+def cache_descriptor(cache: torch.Tensor, matrix: CacheMatrix, box: int) -> TensorDescriptor:
+    """K or V for loads of half a head's columns of `box` slots."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
-    k_desc, v_desc = (
-        TensorDescriptor(cache, [matrix.rows, matrix.columns], [matrix.row_stride, 1], [box, HALF], layout)
-        for cache in (k_cache, v_cache)
-    )
-    next_item = torch.zeros(1, dtype=torch.int32, device=q.device) if config.dynamic else seq_lens
-    with on_device(q):
-        prefill_kernel[(min(tiles, multiprocessors(q.device)),)](
-            q, k_desc, v_desc, block_table, query_start_loc, seq_lens, next_item, out,
-            q.stride(0), q.stride(1), k_cache.stride(2), block_table.stride(0), out.stride(0), out.stride(1),
-            matrix.rows_per_block, score_factors(scale, 0, 0.0), num_seqs, num_kv_heads, group, tile_queries,
-            block_size,
-            D=head_size, BLOCK_N=config.block_n, STAGES=config.stages, BOX=box, PAGED=True, DYNAMIC=config.dynamic,
-            CONSUMER_REGISTERS=config.consumer_registers, PRODUCER_REGISTERS=config.producer_registers, num_warps=4,
-        )  # fmt: skip
-    return out
+    return TensorDescriptor(cache, [matrix.rows, matrix.columns], [matrix.row_stride, 1], [box, HALF], layout)
+
+
+def query_descriptor(q: torch.Tensor, group: int) -> TensorDescriptor | None:
+    """Q [T, H, D] for loads of a warpgroup's rows; None where they are no box, or strides or the address do not fit."""
+    if group & (group - 1) or group > ROWS or q.shape[0] > MAX_COORDINATE:
+        return None
+    if any(place % VECTOR_BYTES for place in (q.stride(0) * 2, q.stride(1) * 2, q.data_ptr())):
+        return None
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    return TensorDescriptor(q, list(q.shape), [q.stride(0), q.stride(1), 1], [ROWS // group, group, q.shape[2]], layout)

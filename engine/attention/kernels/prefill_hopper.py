@@ -25,26 +25,22 @@ def _rings(dtype: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     k_buffers = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], layout)
     v_buffers = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], layout)
-    return (
-        k_buffers,
-        v_buffers,
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, 2),
-    )
+    k_ring = (k_buffers, _barriers(STAGES, 1), _barriers(STAGES, 2))
+    v_ring = (v_buffers, _barriers(STAGES, 1), _barriers(STAGES, 2))
+    return k_ring, v_ring
 
 
 @gluon.jit(do_not_specialize=["table_s", "rows_b", "num_seqs", "num_kv_heads", "group", "tile_queries", "block_size"])
-def prefill_kernel(
-    Q, K_DESC, V_DESC, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, OUT, q_t, q_h, kv_h, table_s, out_t, out_h, rows_b,
-    scale, num_seqs, num_kv_heads, group, tile_queries, block_size,
-    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGED: gl.constexpr,
-    DYNAMIC: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+def hopper_kernel(
+    Q, Q_DESC, K_DESC, V_DESC, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, OUT, q_t, q_h, kv_h, table_s, out_t, out_h,
+    rows_b, scale, num_seqs, num_kv_heads, group, tile_queries, block_size,
+    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, GROUP: gl.constexpr,
+    PAGES: gl.constexpr, TMA_Q: gl.constexpr, DYNAMIC: gl.constexpr, PINGPONG: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Grid (programs): any number; NEXT_ITEM [1] zero at the start if DYNAMIC."""
+    """Grid (programs): any number; NEXT_ITEM [1] zero at the start if DYNAMIC; Q_DESC [T, H, D] if TMA_Q."""
     dtype: gl.constexpr = K_DESC.dtype
-    q_buffers = gl.allocate_shared_memory(dtype, [2, ROWS, D], gl.NVMMASharedLayout(128, 16))
+    q_buffers = gl.allocate_shared_memory(dtype, [2 * WORK_SLOTS, ROWS, D], gl.NVMMASharedLayout(128, 16))
     rings = _rings(dtype, BLOCK_N, D, STAGES)
     work = gl.allocate_shared_memory(gl.int32, [WORK_SLOTS, WORK_FIELDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     work_ring = (work, _barriers(WORK_SLOTS, 1), _barriers(WORK_SLOTS, 2))
@@ -52,12 +48,12 @@ def prefill_kernel(
     gl.warp_specialize(
         [
             (consume, (Q, OUT, q_buffers, rings, work_ring, q_t, q_h, out_t, out_h, scale, group, tile_queries,
-                       BLOCK_N, D, STAGES, 0)),
+                       BLOCK_N, D, STAGES, PINGPONG, TMA_Q, 0)),
             (consume, (Q, OUT, q_buffers, rings, work_ring, q_t, q_h, out_t, out_h, scale, group, tile_queries,
-                       BLOCK_N, D, STAGES, 1)),
-            (produce, (K_DESC, V_DESC, rings, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, table_s, kv_h,
-                       rows_b, num_seqs, num_kv_heads, tile_queries, block_size,
-                       BLOCK_N, STAGES, BOX, PAGED, DYNAMIC)),
+                       BLOCK_N, D, STAGES, PINGPONG, TMA_Q, 1)),
+            (produce, (Q_DESC, K_DESC, V_DESC, q_buffers, rings, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM,
+                       table_s, kv_h, rows_b, num_seqs, num_kv_heads, tile_queries, block_size,
+                       BLOCK_N, STAGES, BOX, PAGES, DYNAMIC, GROUP, TMA_Q)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
