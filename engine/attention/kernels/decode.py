@@ -45,7 +45,7 @@ def _attend_piece(
     entries = table_entries(table, tile * BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
     for step in tl.range(tile, end_tile, num_stages=NUM_STAGES):
         start = step * BLOCK_N
-        at = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES)
+        at = row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES, True)
         offsets = at[:, None] + dims
         entries = table_entries(table, start + BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
         if D == BLOCK_D:
@@ -57,7 +57,7 @@ def _attend_piece(
         position = start + rows
         visible = ((position >= first) & (position < length))[None, :]
         maximum, total, acc = attend(
-            q, k, v, maximum, total, acc, visible, scale, soft_cap, SOFT_CAP, UPCAST
+            q, k, v, maximum, total, acc, visible, scale, soft_cap, True, SOFT_CAP, UPCAST
         )  # fmt: skip
     return maximum, total, acc
 
@@ -78,11 +78,11 @@ def _store_piece(
         tl.store(LSE + heads, maximum + tl.log2(total), mask=alive)
 
 
-@triton.jit(do_not_specialize=["table_s", "num_seqs", "num_heads", "group", "max_pieces", "min_tiles", "window",
-                               "block_size", "block_shift"])  # fmt: skip
+@triton.jit(do_not_specialize=["table_s", "num_seqs", "num_heads", "group", "max_pieces", "min_tiles", "min_whole",
+                               "window", "block_size", "block_shift"])  # fmt: skip
 def decode_kernel(
     Q, K, V, TABLE, SEQ_LENS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
-    num_seqs, num_heads, group, max_pieces, min_tiles, window, block_size, block_shift,
+    num_seqs, num_heads, group, max_pieces, min_tiles, min_whole, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
     PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
     ONE_GROUP: tl.constexpr, UPCAST: tl.constexpr,
@@ -95,7 +95,7 @@ def decode_kernel(
     piece = 0
     if SPLIT:
         seq, first_item, per_piece = locate_piece(
-            SEQ_LENS, num_seqs, item, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+            SEQ_LENS, num_seqs, item, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
         )  # fmt: skip
         if seq >= num_seqs:
             return
@@ -125,9 +125,9 @@ def decode_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_heads", "max_pieces", "min_tiles", "window"])
+@triton.jit(do_not_specialize=["num_seqs", "num_heads", "max_pieces", "min_tiles", "min_whole", "window"])
 def reduce_kernel(
-    SEQ_LENS, OUT, PART, LSE, out_s, out_h, num_seqs, num_heads, max_pieces, min_tiles, window,
+    SEQ_LENS, OUT, PART, LSE, out_s, out_h, num_seqs, num_heads, max_pieces, min_tiles, min_whole, window,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, WINDOW: tl.constexpr,
     GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def reduce_kernel(
     seq = tl.program_id(0)
     _, _, tiles = span_of(tl.load(SEQ_LENS + seq), window, BLOCK_N, WINDOW)
     first_item, per_piece = first_item_of(
-        SEQ_LENS, seq, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+        SEQ_LENS, seq, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
     )  # fmt: skip
     pieces = (tiles + per_piece - 1) // per_piece
     if pieces <= 1:

@@ -123,6 +123,8 @@ class Cut:
     """Programs a work item: KV heads, times the tiles of a group wider than block_m."""
     max_pieces: int
     min_tiles: int
+    min_whole: int
+    """Sequences that fill the device as they are, where their lengths are about equal."""
     max_items: int
     """Work items at most: axis 1 of the grid."""
 
@@ -138,7 +140,8 @@ class Cut:
             longest = min(longest, -(-window // config.block_n) + 1)
         per_seq = 1 if max_pieces == 1 else max(1, -(-longest // min_tiles))
         items = min(shape.num_seqs * per_seq, shape.num_seqs + max_pieces)
-        return cls(config, shape, block_m, grid_heads, max_pieces, min_tiles, items)
+        min_whole = -(-config.whole_programs // grid_heads)
+        return cls(config, shape, block_m, grid_heads, max_pieces, min_tiles, min_whole, items)
 
     @property
     def split(self) -> bool:
@@ -187,7 +190,8 @@ def _launch(
             q, k, v, table, seq_lens, out, workspace, lse,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
             out.stride(0), out.stride(1),
-            call.scale, call.soft_cap, num_seqs, num_heads, cut.shape.group, cut.max_pieces, cut.min_tiles, call.window,
+            call.scale, call.soft_cap, num_seqs, num_heads, cut.shape.group, cut.max_pieces, cut.min_tiles,
+            cut.min_whole, call.window,
             call.pages.block_size, call.pages.shift,
             **decode_options(
                 cut.config, head_size, cut.block_m, call.pages.mode, windowed=windowed, capped=call.soft_cap > 0,
@@ -197,7 +201,7 @@ def _launch(
         if cut.split:
             reduce_kernel[(num_seqs, num_heads)](
                 seq_lens, out, workspace, lse, out.stride(0), out.stride(1),
-                num_seqs, num_heads, cut.max_pieces, cut.min_tiles, call.window,
+                num_seqs, num_heads, cut.max_pieces, cut.min_tiles, cut.min_whole, call.window,
                 **reduce_options(cut.config, head_size, windowed=windowed, num_seqs=num_seqs),
             )  # fmt: skip
     return out

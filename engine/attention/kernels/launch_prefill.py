@@ -191,7 +191,6 @@ def prefill_options(
         "WINDOW": windowed,
         "SOFT_CAP": capped,
         "TMA": tma,
-        "PEEL": config.peel and not windowed,
         "UPCAST": upcast,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,

@@ -42,7 +42,7 @@ POINTERS = {
     "PAIRS": "*i64",
 }
 FLOATS = ("scale", "soft_cap")
-SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA", "PEEL")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Resources:
     num_warps: int
     num_stages: int | str
     switches: str
-    """window, soft_cap, split, tma, peel: those that are compiled in."""
+    """window, soft_cap, split, tma: those that are compiled in."""
     shared_bytes: int
     registers: int
     spill_bytes: int

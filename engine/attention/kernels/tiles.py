@@ -35,9 +35,16 @@ def table_entries(table, start, rows, first, last, block_size, block_shift, PAGE
 
 
 @triton.jit
-def row_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr):
-    """Elements from the head's base to each row of the tile, int64 [BLOCK_N]: block id x stride passes 2^31."""
-    position = tl.minimum(tl.maximum(start + rows, first), last)
+def row_offsets(
+    entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr, CLAMP: tl.constexpr
+):  # fmt: skip
+    """Elements from the head's base to each row of the tile, int64 [BLOCK_N]: block id x stride passes 2^31.
+
+    CLAMP may be off where the whole tile lies in [first, last].
+    """
+    position = start + rows
+    if CLAMP:
+        position = tl.minimum(tl.maximum(position, first), last)
     if PAGES == "contiguous":
         offsets = position.to(tl.int64) * kv_t
     else:
@@ -58,46 +65,31 @@ def capped(scores, soft_cap):
 
 
 @triton.jit
-def factor_of(scale, SOFT_CAP: tl.constexpr):
-    """What takes scores to base 2: `scale` does both at once, capped scores are scaled already."""
-    return 1.4426950408889634 if SOFT_CAP else scale
+def attend(
+    q, k, v, maximum, total, acc, visible, scale, soft_cap,
+    MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """One tile of the online softmax (Milakov and Gimelshein 2018) in base 2: the new (maximum, total, acc).
 
-
-@triton.jit
-def soften(scores, maximum, total, factor):
-    """One tile of the online softmax (Milakov and Gimelshein 2018) in base 2: (maximum, total, weights, shrink).
-
-    scores [M, N], -inf where a key is not seen; maximum, total and shrink float32 [M]; weights float32 [M, N] relative
-    to the new maximum, by which what was summed before has to shrink. The division by `total` is the caller's, once.
-    `maximum` starts finite, so that a row without a visible key in this tile adds exactly nothing.
+    q [M, D], k and v [N, D]; maximum and total float32 [M], acc float32 [M, D]. `scale` takes scores to base 2, or,
+    with SOFT_CAP, to the argument of the cap, whose log2(e) is applied after it. Probabilities are relative to the
+    new maximum; the division by `total` is the caller's, once. `maximum` starts finite, so that a row without a
+    visible key in this tile adds exactly nothing.
     """
+    if UPCAST:  # the interpreter computes bfloat16 wrongly; it only loads and stores it
+        k = k.to(tl.float32)
+        v = v.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if SOFT_CAP:
+        scores = capped(scores * scale, soft_cap) * 1.4426950408889634
+        factor = 1.0
+    else:
+        factor = scale
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, 1) * factor)
     weights = tl.exp2(scores * factor - new_maximum[:, None])
     shrink = tl.exp2(maximum - new_maximum)
-    return new_maximum, total * shrink + tl.sum(weights, 1), weights, shrink
-
-
-@triton.jit
-def computed(x, UPCAST: tl.constexpr):
-    """K or V as it is computed with: the interpreter only loads and stores bfloat16 rightly."""
-    if UPCAST:
-        x = x.to(tl.float32)
-    return x
-
-
-@triton.jit
-def attend(
-    q, k, v, maximum, total, acc, visible, scale, soft_cap, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr
-):  # fmt: skip
-    """`soften` and the sum it weighs: the new (maximum, total, acc). q [M, D], k and v [N, D], acc float32 [M, D].
-
-    `scale` takes scores to base 2, or, with SOFT_CAP, to what is capped.
-    """
-    scores = tl.dot(q, tl.trans(computed(k, UPCAST)), input_precision="ieee")
-    if SOFT_CAP:
-        scores = capped(scores * scale, soft_cap)
-    scores = tl.where(visible, scores, float("-inf"))
-    maximum, total, weights, shrink = soften(scores, maximum, total, factor_of(scale, SOFT_CAP))
-    v = computed(v, UPCAST)
+    total = total * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return maximum, total, acc
+    return new_maximum, total, acc

@@ -10,6 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+LONG_TOKENS = 1 << 18
+"""Keys from which a batch of few programs is cut finer."""
+NEVER = 1 << 30
+"""More programs than any batch makes."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -24,6 +29,8 @@ class DecodeConfig:
     """The batch's keys are cut into pieces that make about this many programs, KV heads included."""
     min_piece_tokens: int
     """But never into pieces shorter than this; a batch that cannot exceed it is not split and needs no reduction."""
+    whole_programs: int = NEVER
+    """A batch of about equal lengths that makes this many programs uncut stays uncut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +61,24 @@ def decode_contiguous_config(shape: DecodeShape) -> DecodeConfig:
 
 
 def _decode_config(shape: DecodeShape) -> DecodeConfig:
+    """From sweeps on an H200 (`pagelab bench kernel --case decode --case ragged --sweep`).
+
+    Few programs: three stages hide the latency of a lone program, cut into two waves. Many: all run at once anyway, and
+    pieces of 1,024 tokens keep ragged batches even. Without a group the rows of a tile are padding, and larger tiles of
+    keys pay; with one, more of them in flight.
+    """
+    sms = shape.num_sms
     row_bytes = (1 << (shape.head_size - 1).bit_length()) * shape.element_bytes
-    block_n = max(16, min(64, 64 * 256 // row_bytes))
-    unsplit = shape.num_seqs * shape.num_kv_heads
-    if unsplit >= 2 * shape.num_sms:
-        return DecodeConfig(block_n, num_warps=2, num_stages=2, programs=4 * shape.num_sms, min_piece_tokens=2048)
-    return DecodeConfig(block_n, num_warps=4, num_stages=3, programs=2 * shape.num_sms, min_piece_tokens=2 * block_n)
+    wide = max(16, min(128, 128 * 256 // row_bytes))
+    block_n = max(16, wide // 2)
+    if shape.num_seqs * shape.num_kv_heads < 2 * sms:
+        long = shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS
+        waves, least = (8, 256) if long else (2, 128)
+        return DecodeConfig(block_n, 4, 3, programs=waves * sms, min_piece_tokens=least, whole_programs=NEVER)
+    whole = 7 * sms // 2
+    if shape.group == 1:
+        return DecodeConfig(wide, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+    return DecodeConfig(block_n, 4, 4, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +110,6 @@ class PrefillConfig:
     num_stages: int
     use_tma: bool
     """Load K and V by descriptor where the cache allows it: whole tiles in a block, whole 16-byte vectors."""
-    peel: bool = True
-    """Tiles that every row sees whole take a loop of their own, without a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +143,7 @@ def prefill_contiguous_config(shape: PrefillShape) -> PrefillConfig:
 
 
 def _prefill_config(shape: PrefillShape) -> PrefillConfig:
-    """On Hopper two warp groups share a tile of 128 rows: what fits their registers and 227 KiB of shared memory."""
+    """From sweeps on an H200: by pointers three stages of 64 keys for two warp groups, by descriptor one block."""
     few = shape.num_tokens * shape.group * shape.num_kv_heads <= 64 * shape.num_sms
     if shape.element_bytes > 2:
         return PrefillConfig(_rows(32, shape), 16, num_warps=4, num_stages=1, use_tma=False)
@@ -135,12 +152,10 @@ def _prefill_config(shape: PrefillShape) -> PrefillConfig:
         block_n, warps = (32 if shape.head_size > 128 else 64), (4 if small else 8)
         return PrefillConfig(_rows(64 if small else 128, shape), block_n, warps, num_stages=2, use_tma=False)
     if shape.head_size > 128:
-        return PrefillConfig(_rows(128, shape), 32, num_warps=8, num_stages=2, use_tma=True)
-    if few:
-        return PrefillConfig(_rows(64, shape), 64, num_warps=4, num_stages=2, use_tma=True)
-    if shape.windowed:
-        return PrefillConfig(_rows(128, shape), 64, num_warps=8, num_stages=3, use_tma=False)
-    return PrefillConfig(_rows(128, shape), 128, num_warps=8, num_stages=2, use_tma=True)
+        return PrefillConfig(_rows(64, shape), 32, num_warps=4, num_stages=2, use_tma=True)
+    if shape.windowed or shape.block_size % 64:
+        return PrefillConfig(_rows(64 if few else 128, shape), 64, 4 if few else 8, num_stages=3, use_tma=False)
+    return PrefillConfig(_rows(64, shape), 64, num_warps=4, num_stages=3, use_tma=True)
 
 
 def _rows(wanted: int, shape: PrefillShape) -> int:

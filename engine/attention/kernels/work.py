@@ -44,33 +44,40 @@ def _pieces(lengths, alive, per_piece, window, BLOCK_N: tl.constexpr, WINDOW: tl
 
 @triton.jit
 def _piece_tiles(
-    seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
+    seq_lens, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
     GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """(most tiles of a piece, the lengths): the batch's tiles spread evenly over `max_pieces`, at least `min_tiles`."""
+    """(most tiles of a piece, the lengths): the batch's tiles spread evenly over `max_pieces`, at least `min_tiles`.
+
+    `min_whole` sequences or more, none a quarter longer than the mean, stay whole: they fill the device as they are.
+    """
     seqs = tl.arange(0, GROUP)
     lengths = tl.load(seq_lens + seqs, mask=seqs < num_seqs, other=0)
     _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
     tiles = tl.sum(counts, 0)
+    longest = tl.max(counts, 0)
     if not ONE_GROUP:
         for group in range(GROUP, num_seqs, GROUP):
             more = tl.load(seq_lens + group + seqs, mask=group + seqs < num_seqs, other=0)
             _, _, counts = span_of(more, window, BLOCK_N, WINDOW)
             tiles += tl.sum(counts, 0)
-    return tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles), lengths
+            longest = tl.maximum(longest, tl.max(counts, 0))
+    per_piece = tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles)
+    even = (num_seqs >= min_whole) & (longest <= tiles // num_seqs * 5 // 4)
+    return tl.where(even, tl.maximum(longest, per_piece), per_piece), lengths
 
 
 @triton.jit
 def locate_piece(
-    seq_lens, num_seqs, item, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
+    seq_lens, num_seqs, item, max_pieces, min_tiles, min_whole, window, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """(sequence, its first item, tiles a piece) of work item `item`; the sequence is `num_seqs` past the last piece.
 
     Lengths are read GROUP at a time; with ONE_GROUP (num_seqs <= GROUP) just once.
     """
     per_piece, lengths = _piece_tiles(
-        seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+        seq_lens, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
     )  # fmt: skip
     seqs = tl.arange(0, GROUP)
     ends = tl.cumsum(_pieces(lengths, seqs < num_seqs, per_piece, window, BLOCK_N, WINDOW), 0)
@@ -92,12 +99,12 @@ def locate_piece(
 
 @triton.jit
 def first_item_of(
-    seq_lens, seq, num_seqs, max_pieces, min_tiles, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
+    seq_lens, seq, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """(first work item of sequence `seq`, tiles a piece): the pieces of all sequences before it."""
     per_piece, lengths = _piece_tiles(
-        seq_lens, num_seqs, max_pieces, min_tiles, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+        seq_lens, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
     )  # fmt: skip
     seqs = tl.arange(0, GROUP)
     item = tl.sum(_pieces(lengths, seqs < seq, per_piece, window, BLOCK_N, WINDOW), 0)

@@ -1,5 +1,7 @@
 """Decode attention in Triton's interpreter against float64, with NaN wherever nobody should read."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
@@ -109,6 +111,13 @@ def test_batches_of_more_lengths_than_are_read_at_once(monkeypatch):
     assert_close(paged(case, SPLIT), case.expected())
 
 
+@pytest.mark.parametrize("lengths", [[130, 130, 131], [130, 1, 190], [0, 0, 0]], ids=["even", "uneven", "empty"])
+@pytest.mark.parametrize("whole_programs", [1, 3, 4])
+def test_an_even_batch_that_fills_the_device_stays_whole(lengths, whole_programs):
+    case = Case(lengths)
+    assert_close(paged(case, replace(SPLIT, whole_programs=whole_programs)), case.expected())
+
+
 def test_lengths_may_change_after_the_bounds_are_fixed():
     """A captured graph is replayed with other lengths: only max_seq_len and the shapes are fixed."""
     case = Case([64, 160])
@@ -146,13 +155,15 @@ def test_the_default_rule_answers_for_any_shape():
 
 
 @triton.jit
-def unclamped_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr):
+def unclamped_offsets(
+    entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr, CLAMP: tl.constexpr
+):
     return entries.to(tl.int64) * kv_b + ((start + rows) % block_size) * kv_t
 
 
 @triton.jit
-def unmasked(q, k, v, m, n, acc, visible, scale, cap, C: tl.constexpr, U: tl.constexpr):
-    return launch_decode_attend(q, k, v, m, n, acc, True, scale, cap, C, U)
+def unmasked(q, k, v, m, n, acc, visible, scale, cap, M: tl.constexpr, C: tl.constexpr, U: tl.constexpr):
+    return launch_decode_attend(q, k, v, m, n, acc, visible, scale, cap, False, C, U)
 
 
 launch_decode_attend = decode.attend

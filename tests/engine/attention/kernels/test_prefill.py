@@ -123,16 +123,19 @@ def test_the_default_rule_answers():
 
 
 @triton.jit
-def unclamped_offsets(entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr):
+def unclamped_offsets(
+    entries, start, rows, first, last, kv_b, kv_t, block_size, PAGES: tl.constexpr, CLAMP: tl.constexpr
+):
     return entries.to(tl.int64) * kv_b + ((start + rows) % block_size) * kv_t
 
 
 @triton.jit
-def unmasked(scores, positions, start, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
-    return scores
+def one_too_many(low, high, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+    whole_end = (low + 1) // BLOCK_N + 1
+    return 0, 0, 0, whole_end, tl.maximum(whole_end, (high + BLOCK_N - 1) // BLOCK_N)
 
 
-@pytest.mark.parametrize("name,planted", [("row_offsets", unclamped_offsets), ("_masked", unmasked)])
+@pytest.mark.parametrize("name,planted", [("row_offsets", unclamped_offsets), ("_stretches", one_too_many)])
 def test_a_kernel_that_reads_past_the_length_is_caught(monkeypatch, name, planted):
     case = Case([41, 20], [9, 20])
     assert_close(paged(case, SMALL), case.expected())

@@ -59,7 +59,7 @@ def test_decode_spills_nothing_and_several_programs_share_a_multiprocessor(table
         if row["kernel"] != "prefill_kernel" and row["architecture"] == "sm_90":
             assert row["spill_bytes"] == "0", row
         if row["kernel"] == "decode_kernel" and row["architecture"] == "sm_90":
-            assert int(row["programs_per_sm"]) >= 3, row
+            assert int(row["programs_per_sm"]) >= 2, row
 
 
 def test_attention_runs_on_tensor_cores(table):
