@@ -130,11 +130,15 @@ def heuristic(problem: Problem, *, paged: bool) -> Any:
 
         rule = tuning.decode_config if paged else tuning.decode_contiguous_config
         return rule(shape_of(q, kv_heads, longest, block_size if paged else 0))
-    from engine.attention.kernels.launch_prefill import prefill_shape
+    from engine.attention.kernels.launch_prefill import chosen_config, prefill_shape
 
-    of_prefill = tuning.prefill_config if paged else tuning.prefill_contiguous_config
+    one = problem.sets[0]
+    k, v = one.k_cache, one.v_cache
+    if not paged:
+        k, v = contiguous_rows(problem, k)[None], contiguous_rows(problem, v)[None]
     most = max(shape.query_lens)
-    return of_prefill(prefill_shape(q, problem.seq_lens, kv_heads, most, longest, block_size if paged else 0))
+    seen = prefill_shape(q, problem.seq_lens, kv_heads, most, longest, block_size if paged else 0)
+    return chosen_config(q, k, v, seen)
 
 
 def equal(problem: Problem) -> Any:
@@ -160,6 +164,20 @@ def _prefill_grid() -> Iterator[Any]:
                 for num_stages in (1, 2, 3, 4):
                     for use_tma in (True, False):
                         yield PrefillConfig(block_m, block_n, num_warps, num_stages, use_tma)
+    yield from _hopper_grid()
+
+
+def _hopper_grid() -> Iterator[Any]:
+    import torch
+
+    if torch.cuda.get_device_capability()[0] != 9:
+        return
+    from engine.attention.kernels.launch_hopper import HopperConfig
+
+    for block_n, stages in ((128, 2), (64, 4)):
+        for dynamic in (True, False):
+            for ping_pong in (True, False):
+                yield HopperConfig(block_n, stages, dynamic, ping_pong)
 
 
 def _decode_grid() -> Iterator[Any]:

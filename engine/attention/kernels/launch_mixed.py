@@ -14,11 +14,10 @@ import torch
 
 from engine.attention.checks import AttentionInputError
 from engine.attention.kernels.device import on_device
-from engine.attention.kernels.inputs import check_paged, check_query_starts, score_factors
+from engine.attention.kernels.inputs import check_paged, check_query_starts
 from engine.attention.kernels.launch_decode import decode_attention
-from engine.attention.kernels.launch_prefill import PrefillCall, launch_prefill, prefill_shape
-from engine.attention.kernels.pages import Pages
-from engine.attention.kernels.tuning import MixedConfig, mixed_config, prefill_config
+from engine.attention.kernels.launch_prefill import prefill_attention
+from engine.attention.kernels.tuning import MixedConfig, mixed_config
 
 
 def mixed_attention(
@@ -48,19 +47,17 @@ def mixed_attention(
     _check_num_decodes(num_decodes, q, seq_lens)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     config = config or mixed_config()
-    n, block_size = num_decodes, k_cache.shape[1]
-    shape = prefill_shape(q[n:], seq_lens[n:], k_cache.shape[2], max_query_len, max_seq_len, block_size, window)
-    tiles = config.prefill or prefill_config(shape)
-    pages = Pages.of(block_size, tiles.block_n)
-    call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, tiles, shape)
+    n = num_decodes
     decodes = functools.partial(
         decode_attention, q[:n], k_cache, v_cache, block_table[:n], seq_lens[:n], scale=scale, max_seq_len=max_seq_len,
         out=out[:n], workspace=workspace, window=window, soft_cap=soft_cap, config=config.decode,
     )  # fmt: skip
     chunks = functools.partial(
-        launch_prefill, q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], out, call
-    )
-    if config.overlap == "none" or not q.is_cuda or n == 0 or shape.num_seqs == 0:
+        prefill_attention, q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], scale=scale,
+        max_query_len=max_query_len, max_seq_len=max_seq_len, out=out, window=window, soft_cap=soft_cap,
+        config=config.prefill,
+    )  # fmt: skip
+    if config.overlap == "none" or not q.is_cuda or n in (0, len(seq_lens)):
         decodes()
         chunks()
     elif config.overlap == "prefill_first":

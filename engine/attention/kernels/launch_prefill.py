@@ -6,7 +6,7 @@ Neither waits for the device nor reads it. Descriptors for TMA are made on the h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from engine.attention.kernels.matrix import CacheMatrix
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.prefill import prefill_kernel
 from engine.attention.kernels.tuning import PrefillConfig, PrefillShape, prefill_config, prefill_contiguous_config
+
+if TYPE_CHECKING:
+    from engine.attention.kernels.launch_hopper import HopperConfig
 
 
 def prefill_attention(
@@ -33,7 +36,7 @@ def prefill_attention(
     out: torch.Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
-    config: PrefillConfig | None = None,
+    config: PrefillConfig | HopperConfig | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last query_start_loc[s + 1] - query_start_loc[s] tokens of each sequence s.
 
@@ -47,7 +50,14 @@ def prefill_attention(
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     block_size = k_cache.shape[1]
     shape = prefill_shape(q, seq_lens, k_cache.shape[2], max_query_len, max_seq_len, block_size, window)
-    config = config or prefill_config(shape)
+    config = config or chosen_config(q, k_cache, v_cache, shape, soft_cap)
+    if not isinstance(config, PrefillConfig):
+        from engine.attention.kernels.launch_hopper import prefill_hopper
+
+        return prefill_hopper(
+            q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale=scale, max_query_len=max_query_len,
+            max_seq_len=max_seq_len, out=out, config=config,
+        )  # fmt: skip
     pages = Pages.of(block_size, config.block_n)
     call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
     return launch_prefill(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, call)
@@ -67,7 +77,7 @@ def prefill_contiguous(
     out: torch.Tensor | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
-    config: PrefillConfig | None = None,
+    config: PrefillConfig | HopperConfig | None = None,
 ) -> torch.Tensor:
     """`prefill_attention` without a table: the tokens of sequence s are rows starts[s], starts[s] + 1, ... of k and v.
 
@@ -76,7 +86,14 @@ def prefill_contiguous(
     check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     shape = prefill_shape(q, seq_lens, k.shape[1], max_query_len, max_seq_len, 0, window)
-    config = config or prefill_contiguous_config(shape)
+    config = config or chosen_config(q, k[None], v[None], shape, soft_cap)
+    if not isinstance(config, PrefillConfig):
+        from engine.attention.kernels.launch_hopper import prefill_hopper_contiguous
+
+        return prefill_hopper_contiguous(
+            q, k, v, starts, query_start_loc, seq_lens, scale=scale, max_query_len=max_query_len,
+            max_seq_len=max_seq_len, out=out, config=config,
+        )  # fmt: skip
     pages = Pages.contiguous()
     call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
     return launch_prefill(q, k[None], v[None], starts, query_start_loc, seq_lens, out, call)
@@ -106,6 +123,21 @@ def prefill_shape(
         capability=capability(q.device),
         windowed=window > 0,
     )
+
+
+def chosen_config(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: PrefillShape, soft_cap: float = 0.0
+) -> PrefillConfig | HopperConfig:
+    """The rule's kernel and configuration: Hopper's own kernel where it takes such a call, else the portable one.
+
+    k, v [NB, BS, KH, D]; shape.block_size 0: the twin's, one block of all rows.
+    """
+    if q.is_cuda and shape.capability // 10 == 9 and not shape.windowed and soft_cap == 0:
+        from engine.attention.kernels import launch_hopper
+
+        if launch_hopper.supports_shapes(q, k, v, shape.block_size):
+            return launch_hopper.HopperConfig()
+    return prefill_config(shape) if shape.block_size else prefill_contiguous_config(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Every kernel on a CUDA device within 5e-3 of a float32 reference, in pairs of everything that changes an address.
 
-    PAGELAB_GPU=1 python -m pytest -n 8 tests/engine/attention/kernels/test_gpu_grid.py
+    PAGELAB_GPU=1 python -m pytest -n 8 --dist loadgroup tests/engine/attention/kernels/test_gpu_grid.py
 
 Each batch holds all the lengths at once: 1, a block and a tile with their neighbours, and 64k. Pools are poisoned.
 """
@@ -40,6 +40,18 @@ FACTORS = {
 }
 DECODE = pairwise(FACTORS | {"cut": ("rule", "split", "whole", "contiguous")})
 PREFILL = pairwise(FACTORS | {"cut": ("rule", "tma", "pointers", "contiguous")})
+HOPPER = pairwise(
+    {
+        "block_size": (8, 16, 24, 32, 48, 64, 128, 256),
+        "group": (1, 4, 5, 8, 16),
+        "dtype": FACTORS["dtype"],
+        "layout": FACTORS["layout"],
+        "cut": ("paged", "contiguous"),
+        "block_n": (64, 128),
+        "dynamic": (False, True),
+        "ping_pong": (False, True),
+    }
+)
 DECODE_CUTS = {
     "split": DecodeConfig(block_n=64, num_warps=4, num_stages=3, programs=528, min_piece_tokens=128),
     "whole": DecodeConfig(block_n=64, num_warps=4, num_stages=3, programs=1, min_piece_tokens=64),
@@ -48,6 +60,17 @@ PREFILL_CUTS = {
     "tma": PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=True),
     "pointers": PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False),
 }
+
+
+def hopper():
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back():
+    """Workers share the device: what one test cached, another may need."""
+    yield
+    torch.cuda.empty_cache()
 
 
 def named(row):
@@ -111,6 +134,20 @@ def test_prefill(row):
     assert_within_bound(case, out, case.expected(dtype=torch.float32))
 
 
+@pytest.mark.skipif(not hopper(), reason="not compute capability 9")
+@pytest.mark.parametrize("row", HOPPER, ids=named)
+def test_prefill_of_hopper(row):
+    from engine.attention.kernels.launch_hopper import HopperConfig
+
+    switches = {name: row[name] for name in ("block_n", "dynamic", "ping_pong")}
+    row = {name: value for name, value in row.items() if name not in switches} | {"head_size": 128}
+    lengths = edges(row["block_size"], longest=4097)
+    case = of_row(row, [*lengths, 65_536, 0], [*lengths, 33, 1])
+    config = HopperConfig(stages=2 if switches["block_n"] == 128 else 4, **switches)
+    out = prefill(case, config, row["cut"])
+    assert_within_bound(case, out, case.expected(dtype=torch.float32))
+
+
 @pytest.mark.parametrize("run", ["paged", "contiguous"])
 @pytest.mark.parametrize("window,soft_cap", [(100, 0.0), (0, 20.0), (1000, 20.0)])
 def test_window_and_soft_cap(run, window, soft_cap):
@@ -137,6 +174,7 @@ def test_mixed_batches(overlap, dtype, block_size, layout):
     assert_within_bound(case, out, case.expected(dtype=torch.float32))
 
 
+@pytest.mark.xdist_group("large")
 @pytest.mark.parametrize("layout", ["kv_first", "block_first", "interleaved"])
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_blocks_further_than_two_to_the_31_elements(layout, block_size):
