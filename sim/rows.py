@@ -64,9 +64,12 @@ class Progress:
 
     def recount(self, computed: int) -> None:
         """Books what was computed since the last admission."""
-        self.computed += computed - self.start
-        self.recomputed += max(0, min(computed, self.high) - self.start)
-        self.high = max(self.high, computed)
+        start, high = self.start, self.high
+        self.computed += computed - start
+        if high > start:
+            self.recomputed += max(0, min(computed, high) - start)
+        if computed > high:
+            self.high = computed
 
     def row(self, request: Request, status: str, finish: int) -> RequestRow:
         """The request's row as things stand."""

@@ -84,7 +84,7 @@ class TurnLog:
     def flush(self) -> None:
         """Sums what is logged into the rows."""
         if self._turns:
-            _Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
+            Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
                 {column: _arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
             )
             self._turns.clear()
@@ -98,7 +98,7 @@ def _arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, An
     return at, lengths, values
 
 
-class _Flush:
+class Flush:
     """The turns of one flush, in columns."""
 
     def __init__(self, turns: Any, rows: list[list[int]]) -> None:

@@ -97,9 +97,10 @@ class PagedAllocator:
 
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
-        free = self.pool.num_free - self.one_free_each
         if self._mixes:
             return 0
+        queue = self.pool.queue
+        free = len(queue.stack) + queue.num_at_back - self.one_free_each
         if watch is not None and requests.num_sharing:
             limit = min(limit, requests.steps_before_filling(watch, limit))
         size, members = self.block_size, len(requests.members)
@@ -138,13 +139,14 @@ class PagedAllocator:
         gate = -(-min(whole, self._max_model_len) // size) - held + unreferenced if whole else 0
         if gate + reserve > free:
             return Refusal(Reason.FULL_SEQUENCE, gate, free)
-        pool.touch(hit.block_ids)
+        if held:
+            pool.touch(hit.block_ids)
         new_blocks = pool.take(fresh)
         table = [*hit.block_ids, *new_blocks]
         self._tables[request] = table
         request.blocks = table
         request.num_hashed = held
-        if self.enable_caching:
+        if self.enable_caching and num_tokens >= size:
             self._commit(request, table, min(num_tokens, request.num_tokens) // size)
         return Grant((new_blocks,), num_computed_tokens=hit.num_tokens)
 
@@ -222,14 +224,15 @@ class PagedAllocator:
         Blocks that were to fill in a step that took them back (a victim that had been served in it already) were never
         computed, so they are not cached; vLLM 0.33 leaves them findable.
         """
-        table = self._table(request)
+        table = self._tables.pop(request, None)
+        if table is None:
+            raise holds_nothing(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:
             self.pool.uncommit(table[num_full : request.num_hashed])
         if num_full and (request.status is not Status.FINISHED or self.pool.events is not None):
             self._commit_private(request, table, num_full)
         self.pool.release(table, num_full)
-        del self._tables[request]
         request.blocks = None
         request.num_hashed = 0
 
@@ -252,8 +255,9 @@ class PagedAllocator:
     def stats(self) -> AllocatorStats:
         """Counters of the pool; any free block serves any request, so all of them are one extent."""
         pool = self.pool
-        free, cached = pool.count_free()
-        extra = pool.num_extra_references
+        queue, extra = pool.queue, pool.num_extra_references
+        at_back = queue.num_at_back
+        free, cached = len(queue.stack) + at_back, at_back - pool.num_unhashed_back
         return AllocatorStats(
             free,
             cached if self.enable_caching else 0,

@@ -43,6 +43,9 @@ class Scheduler:
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._watch: Hashable = None
+        self._budget = config.max_num_batched_tokens
+        self._bulk = allocator.growth_tokens is not None
+        """Whether the allocator can serve pure decode steps without a look at each request."""
         self._caches = bool(getattr(allocator, "enable_caching", False))
 
     # requests -----------------------------------------------------------------------------------------------------
@@ -65,6 +68,11 @@ class Scheduler:
         """Whether the next batch can be steady: all that run decode."""
         return not self._catching_up
 
+    @property
+    def may_coast(self) -> bool:
+        """Whether all that there are decode: nobody waits, nobody catches up."""
+        return not (self.waiting or self._catching_up)
+
     # one step -----------------------------------------------------------------------------------------------------
 
     def schedule(self, horizon: int = 1) -> Batch:
@@ -79,8 +87,8 @@ class Scheduler:
             steps = self._steps_in_bulk(horizon)
             if steps:
                 return self._decode(steps)
-        first_growth = len(decodes.growing()) if decodes.period else 0
-        step = Draft(self.config.max_num_batched_tokens)
+        first_growth = len(decodes.growing()) if horizon > 1 else 0
+        step = Draft(self._budget)
         self._serve_running(step)
         decodes.clock += 1
         chunks = [self._compute(request, count) for request, count in step.chunks.items()]
@@ -102,7 +110,7 @@ class Scheduler:
     def _steps_in_bulk(self, limit: int) -> int:
         """Steps, at most `limit`, in which budget and memory surely suffice for every decoding request."""
         decodes, allocator = self.decodes, self.allocator
-        if allocator.growth_tokens is None or len(decodes.members) > self.config.max_num_batched_tokens:
+        if not self._bulk or len(decodes.members) > self._budget:
             return 0
         return allocator.free_run(decodes, limit) if decodes.members else 1
 
@@ -116,6 +124,23 @@ class Scheduler:
         batch.num_steps, batch.growth = steps, growth
         decodes.clock += steps - 1
         return batch
+
+    def coast(self, limit: int) -> Sequence[int] | None:
+        """Pure decode steps, at most `limit`, without a batch: how many requests take memory in each of them.
+
+        Only where `may_coast`. None, and no change, where memory may not last: then `schedule` must decide.
+        """
+        decodes = self.decodes
+        if not self._bulk or len(decodes.members) > self._budget:
+            return None
+        steps = self.allocator.free_run(decodes, limit)
+        if not steps:
+            return None
+        growth = decodes.growth_counts(steps)
+        self.allocator.advance(decodes, steps)
+        decodes.clock += steps
+        decodes.sampled = decodes.clock
+        return growth
 
     def _go_on(self, batch: Batch, first_growth: int, more: int) -> None:
         """Lets a steady batch stand for `more` steps after the one that it was decided for."""
@@ -135,7 +160,7 @@ class Scheduler:
             left = [request for request in list(self.running) if not self._serve(step, request)]
         elif self._steps_in_bulk(1):
             self.allocator.advance(decodes, 1)
-            step.budget -= len(decodes)
+            step.budget -= len(decodes.members)
             left = [request for request in list(late) if not self._serve(step, request)] if late else late
         else:
             left = self._serve_short_of_memory(step)
@@ -146,7 +171,7 @@ class Scheduler:
 
     def _decodes_come_first(self, step: Draft) -> bool:
         """Whether every decoding request gets its token before anything else is served, memory permitting."""
-        enough = len(self.decodes) <= step.budget and self.allocator.growth_tokens is not None
+        enough = self._bulk and len(self.decodes.members) <= step.budget
         return enough and (not self._catching_up or self._come_last(self._catching_up))
 
     def _serve_short_of_memory(self, step: Draft) -> list[Request]:
@@ -162,7 +187,7 @@ class Scheduler:
         budget = step.budget
         for request in order:
             self._serve(step, request)
-        step.budget = budget - len(self.decodes)
+        step.budget = budget - len(self.decodes.members)
         return [request for request in late if not self._serve(step, request)]
 
     def _come_last(self, late: list[Request]) -> bool:
@@ -236,22 +261,19 @@ class Scheduler:
 
     def _admit_waiting(self, step: Draft, chunks: list[Chunk]) -> Refusal | None:
         """Admits from the head on; the refusal if memory stopped it."""
-        config, waiting = self.config, self.waiting
-        while waiting and step.budget > 0 and len(self.running) < config.max_num_seqs:
+        config, waiting, running, allocator = self.config, self.waiting, self.running, self.allocator
+        while waiting and step.budget > 0 and len(running) < config.max_num_seqs:
             request = waiting.head()
-            hit = self.allocator.lookup(request)
+            hit = allocator.lookup(request)
             self._watch = hit.missing
-            count = self._capped(request.known - hit.num_tokens)
-            if count > step.budget and not config.chunked_prefill:
-                return None
-            count = min(count, step.budget)
-            grant = self.allocator.admit(
-                request,
-                hit.num_tokens + count,
-                hit,
-                whole=request.known if config.full_sequence_gate else 0,
-                others_running=bool(self.running),
-            )
+            known = request.known
+            count = self._capped(known - hit.num_tokens)
+            if count > step.budget:
+                if not config.chunked_prefill:
+                    return None
+                count = step.budget
+            whole = known if config.full_sequence_gate else 0
+            grant = allocator.admit(request, hit.num_tokens + count, hit, whole=whole, others_running=bool(running))
             if isinstance(grant, Refusal):
                 return grant
             waiting.pop_head()
@@ -293,7 +315,11 @@ class Scheduler:
                 request.known += 1
                 self._catching_up.remove(request)
                 decodes.add(request)
-        finished = sorted(result.stopped, key=_order) if len(result.stopped) > 1 else list(result.stopped)
+        return self.finish(result.stopped) if result.stopped else []
+
+    def finish(self, stopped: Sequence[Request]) -> list[Request]:
+        """These have sampled their last tokens: they leave, in running order."""
+        finished = sorted(stopped, key=_order) if len(stopped) > 1 else list(stopped)
         for request in finished:
             request.status = Status.FINISHED
             self._leave(request)
