@@ -1,15 +1,15 @@
 """Coasting: nobody waits and all that run decode, so the replay goes from stop to stop without a batch.
 
-Until the next arrival nothing is decided. All that happens is that requests take blocks and stop, in an order that the
-decode set and the executor know beforehand. Any turn that is not plain (memory may run short, a step model with knees, a
-picture due, the end of the run) is left to the scheduler, which decides the same.
+Until the next arrival nothing is decided. All that happens is that requests take blocks and stop, in an order that
+the decode set and the executor know beforehand. Any turn that is not plain (memory may run short, a step model with
+knees, a picture due, the end of the run) is left to the scheduler, which decides the same.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.progression import steps_until
+from sim.progression import steps_to_reach
 
 if TYPE_CHECKING:
     from engine.core.scheduler import Scheduler
@@ -28,12 +28,11 @@ class Coast:
     def run(self, now: int, until: int, end: int) -> int:
         """From the step boundary `now` to the first one at or after `until`, or to where the scheduler must decide.
 
-        `now` itself if that is at once. A step that would run beyond `end` is left alone.
+        Only where the scheduler `may_coast`; the answer is `now` itself if it must decide at once. A step that would
+        run beyond `end` is left alone.
         """
         scheduler, executor, recorder = self._scheduler, self._executor, self._recorder
         decodes = scheduler.decodes
-        if not scheduler.may_coast:
-            return now
         while now < until and decodes.members:
             stop, first, slope = executor.line(decodes)
             if slope is None:
@@ -41,7 +40,7 @@ class Coast:
             steps = most = stop - decodes.clock
             duration = steps * first + slope * (steps * (steps - 1) // 2)
             if now + duration > until:
-                steps = steps_until(first, slope, until - now, steps)
+                steps = steps_to_reach(first, slope, until - now)
                 duration = steps * first + slope * (steps * (steps - 1) // 2)
             growth = scheduler.coast(steps) if now + duration <= end else None
             if growth is None:

@@ -1,7 +1,7 @@
 """Runs of pure decode steps, logged as the counters stand at their end and summed by the thousand.
 
-The same sums as those of `sim.turn_log`, for runs with nobody waiting: what the first step of a run and its further ones
-look like is worked out for all of them at once.
+The same sums as those of `sim.turn_log`, for runs with nobody waiting: what a run's first step and its further ones
+look like is worked out for all runs at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.integrals import INTERNAL, SPARE, USED, Growth
 from sim.pool_state import later_in_run
-from sim.turn_log import FLUSH_TURNS, Flush
+from sim.turn_log import FLUSH_TURNS, Flush, arrays
 
 RUN = (
     "segment",
@@ -79,7 +79,7 @@ class CoastLog:
         taken = np.array(self._taken, dtype=np.int64)
         turns, changes = self._worked_out(runs, taken)
         if self._begun[0]:
-            changes[INTERNAL] = tuple(np.array(part, dtype=np.int64) for part in self._begun)
+            changes[INTERNAL] = arrays(self._begun)
         Flush(turns, self._rows).sum(changes, self._size)
         for part in (self._runs, self._taken, *self._begun):
             part.clear()

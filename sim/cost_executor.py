@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from engine.core.allocator import new_tuple
 from engine.core.batch import StepResult
 from sim.cost import StepModel, decode_features, features_of
 from sim.progression import steps_until, total
@@ -86,14 +87,17 @@ class CostExecutor:
     def submit(self, batch: Batch) -> StepResult:
         """Answers at once."""
         steps = batch.num_steps
-        stopped = self._note(batch) if batch.chunks else []
-        stopped += self.stopped_at(batch.clock + steps - 1)
+        stopped = self.stopped_at(batch.clock + steps - 1)
+        if batch.chunks:
+            stopped += self._note(batch)
         clock, seqs, first, slope, durations = self._ahead
         if not (batch.steady and batch.clock == clock and batch.num_seqs == seqs):
             assert steps == 1, f"a run of {steps} steps that nobody asked for"
-            first = self._model.duration(features_of(batch)) + self._copy_block_ps * len(batch.copies)
+            first = self._model.duration(features_of(batch))
+            if batch.copies:
+                first += self._copy_block_ps * len(batch.copies)
         if steps == 1:
-            return StepResult(1, first, stopped, first)
+            return new_tuple(StepResult, (1, first, stopped, first, 0, None, None))
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None

@@ -26,7 +26,6 @@ class PoolState:
         "_final_tokens",
         "_scheduler",
         "_whole",
-        "before",
         "caches",
         "last_blocks",
         "pages",
@@ -50,8 +49,7 @@ class PoolState:
         self.true_sum = 0
         """Prompt and output tokens of the running requests."""
         self.stats: AllocatorStats = self._allocator.stats()
-        self.before = self.stats
-        """The counters one turn ago."""
+        """The counters as of the last turn."""
 
     # requests -----------------------------------------------------------------------------------------------------
 
@@ -70,22 +68,19 @@ class PoolState:
 
     # state --------------------------------------------------------------------------------------------------------
 
-    def refresh(self) -> AllocatorStats:
-        """The counters of a new turn."""
-        self.before, self.stats = self.stats, self._allocator.stats()
-        return self.stats
-
     def read_step(self, batch: Batch) -> list[int]:
         """A batch that is a single step."""
-        return self._read(batch, 0, self.stats.num_free - self.stats.num_cached_free)
+        stats = self.stats = self._allocator.stats()
+        return self._read(batch, 0, stats.num_free - stats.num_cached_free)
 
     def read_run(self, batch: Batch) -> tuple[list[int], Growth]:
         """The state in a run's first step, and what its further steps add; the pool holds all of them already."""
-        stats = self.stats
+        before, stats = self.stats, self._allocator.stats()
+        self.stats = stats
         spare = stats.num_free - stats.num_cached_free
         if not self.pages:
             return self._read(batch, 0, spare), NO_GROWTH
-        evicted = stats.num_evictions - self.before.num_evictions
+        evicted = stats.num_evictions - before.num_evictions
         later, spare, unspared = later_in_run(batch.growth, spare, evicted if self.caches else None)
         state = self._read(batch, later, spare)
         begun = self.last_blocks.run(batch.decodes, batch.clock, batch.num_steps)
@@ -141,7 +136,7 @@ class PoolState:
 
 
 def later_in_run(taken: Sequence[int], spare: int, num_evicted: int | None) -> tuple[int, int, Sequence[int]]:
-    """Of a run: blocks not taken yet in the first step, spare blocks then, and how many each further step takes of them.
+    """Of a run: blocks not taken yet in its first step, spare blocks then, how many of those each further step takes.
 
     `taken`: blocks by step, the first included; `spare`: free blocks without content after the run; `num_evicted`:
     blocks that gave up content in it, None without caching. Empty blocks go first, so evictions tell how many of the

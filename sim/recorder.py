@@ -106,8 +106,8 @@ class Recorder:
         """Pure decode steps from `start` on while nobody waits: `taken` is the number of blocks taken in each."""
         decodes, pool, steps = self._scheduler.decodes, self._pool, len(taken)
         seqs, clock = len(decodes.members), decodes.clock - steps + 1
-        evictions = pool.stats.num_evictions
-        free, cached, referenced, _, extra, asked, largest, evicted, _ = pool.refresh()
+        before = pool.stats
+        free, cached, referenced, _, extra, asked, largest, evictions, _ = pool.stats = self._allocator.stats()
         self.num_turns += 1
         begun: Sequence[int] = ()
         last = self._last_blocks
@@ -133,7 +133,7 @@ class Recorder:
             asked,
             pool.true_sum if asked else 0,
             free - cached if pool.caches else 0,
-            evicted - evictions,
+            evictions - before.num_evictions,
             largest * self._block_size,
         )
         if start + duration < integrals.edge:
@@ -143,7 +143,6 @@ class Recorder:
 
     def _add(self, start: int, batch: Batch, result: StepResult) -> None:
         pool = self._pool
-        pool.refresh()
         if batch.num_steps == 1:
             state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
@@ -163,11 +162,9 @@ class Recorder:
         if resumed:
             progress = self._progress[request]
             progress.preempted += now - progress.preempted_at
+            progress.start = hits
         else:
-            progress = self._progress[request] = Progress()
-            progress.first_scheduled = now
-            progress.hits = hits
-        progress.start = hits
+            self._progress[request] = Progress(now, hits)
         if self._last_blocks is None:
             self._pool.take(request)
         self.wait_ends.append(now)

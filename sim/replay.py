@@ -95,8 +95,9 @@ class Replay:
         self._cut = cut
         self._on_turn = on_turn
         self._arrivals = Arrivals(requests, scheduler, recorder)
-        coasts = cut is None and isinstance(executor, CostExecutor)
-        self._coast = Coast(scheduler, executor, recorder) if coasts else None
+        self._coast: Coast | None = None
+        if cut is None and isinstance(executor, CostExecutor):
+            self._coast = Coast(scheduler, executor, recorder)
         self._stuck = 0
         self._fruitless: dict[Request, tuple[int, int]] = {}
 
@@ -121,7 +122,7 @@ class Replay:
         end = NEVER if self._end is None else self._end
         on_turn, tell = self._on_turn, TURNS_TO_TELL
         coast = self._coast
-        due = env.peek()  # nobody can schedule an event before this process yields
+        due = _next_event(env)  # nobody can schedule an event before this process yields
         now = int(env.now)
         while now < end:
             if arrivals.next_time <= now:
@@ -135,7 +136,11 @@ class Replay:
                     return now
                 recorder.idle(now, wake)
                 now = wake
-            elif coast is not None and (ahead := coast.run(now, self._due(due), end)) > now:
+            elif (
+                coast is not None
+                and scheduler.may_coast
+                and (ahead := coast.run(now, min(arrivals.next_time, recorder.snapshot_due, due), end)) > now
+            ):
                 now = ahead
             else:
                 batch = scheduler.schedule(self._horizon(now, end) if asks else 1)
@@ -156,13 +161,8 @@ class Replay:
                 on_turn(now)
             if due <= now:
                 yield env.timeout(now - int(env.now))
-                due = env.peek()
+                due = _next_event(env)
         return now
-
-    def _due(self, due: float) -> int:
-        """When something happens that steps do not bring about: an arrival, a picture, somebody else's event."""
-        until = min(self._arrivals.next_time, self._recorder.snapshot_due)
-        return until if until <= due else int(due)
 
     def _horizon(self, now: int, end: int) -> int:
         """How many equal steps to ask for: up to the next arrival that may matter, the next picture, or the cut."""
@@ -190,3 +190,9 @@ class Replay:
             self._fruitless[request] = (request.num_tokens, count)
             if count > MAX_FRUITLESS_PREEMPTIONS:
                 raise LivelockError(f"{request} was preempted {count} times without a new token")
+
+
+def _next_event(env: simpy.Environment) -> int:
+    """When somebody else's next event is due."""
+    due = env.peek()
+    return NEVER if due == float("inf") else int(due)

@@ -85,7 +85,7 @@ class TurnLog:
         """Sums what is logged into the rows."""
         if self._turns:
             Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
-                {column: _arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
+                {column: arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
             )
             self._turns.clear()
             for parts in self._changes.values():
@@ -93,7 +93,8 @@ class TurnLog:
                     part.clear()
 
 
-def _arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, Any]:
+def arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, Any]:
+    """Turns, numbers of changes and changes."""
     at, lengths, values = (np.array(part, dtype=np.int64) for part in parts)
     return at, lengths, values
 

@@ -101,17 +101,14 @@ class BlockPool:
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
         """How many of these cached blocks lie in the free queue: taking them consumes free blocks, too."""
-        return sum(map(self.queue.holds_findable, block_ids))
+        return self.queue.count_findable(block_ids)
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Takes a reference to each cached block, out of the free queue where it lay there."""
-        free, extra = self.queue, self._extra
-        for block_id in block_ids:
-            if free.holds_findable(block_id):
-                free.take_out(block_id)
-            else:
-                extra[block_id] = extra.get(block_id, 0) + 1
-                self.num_extra_references += 1
+        extra = self._extra
+        for block_id in self.queue.take_out(block_ids):
+            extra[block_id] = extra.get(block_id, 0) + 1
+            self.num_extra_references += 1
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
@@ -143,7 +140,12 @@ class BlockPool:
         if self._extra:
             block_ids, num_full = self._drop_extra(block_ids, num_full)
         if num_full < len(block_ids):
-            self._release_empty(block_ids[num_full:] if num_full else block_ids)
+            empty = block_ids[num_full:] if num_full else block_ids
+            if self._back:
+                self.num_unhashed_back += len(empty)
+                self.queue.push_back(list(empty), Held.NOTHING)
+            else:
+                self.queue.push_front(empty)
         if num_full:
             keyed = self._keys[block_ids[0]] is not None
             self.queue.push_back(block_ids[:num_full], Held.FINDABLE if keyed else Held.UNFINDABLE)
@@ -164,13 +166,6 @@ class BlockPool:
             else:
                 extra[block_id] = others - 1
         return full + empty, len(full)
-
-    def _release_empty(self, block_ids: list[int]) -> None:
-        if not self._back:
-            self.queue.push_front(block_ids)
-        else:
-            self.num_unhashed_back += len(block_ids)
-            self.queue.push_back(list(block_ids), Held.NOTHING)
 
     def commit(self, block_ids: Sequence[int], keys: Sequence[Hashable]) -> None:
         """Makes full blocks findable by content. Equal content in two blocks is kept twice: tables stay append-only."""

@@ -30,6 +30,7 @@ from engine.core.allocator import (
     Regions,
     check_pool,
     holds_nothing,
+    new_tuple,
     regions_of,
 )
 from engine.core.block_pool import BlockPool
@@ -127,18 +128,21 @@ class PagedAllocator:
             raise ValueError(f"request {request.request_id!r} is admitted already")
         if num_tokens <= hit.num_tokens:
             raise ValueError(f"num_tokens={num_tokens} must exceed the hit of {hit.num_tokens} tokens")
-        pool, size = self.pool, self.block_size
+        pool, size, limit = self.pool, self.block_size, self._max_model_len
         free = pool.num_free
         held = len(hit.block_ids)
         unreferenced = pool.num_unreferenced(hit.block_ids) if held else 0
         reserve = self.watermark_blocks if others_running else 0
-        fresh = max(-(-min(num_tokens, self._max_model_len) // size) - held, 0)
+        fresh = -(-(num_tokens if num_tokens < limit else limit) // size) - held
+        if fresh < 0:
+            fresh = 0
         needed = fresh + unreferenced
         if needed + reserve > free:
             return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
-        gate = -(-min(whole, self._max_model_len) // size) - held + unreferenced if whole else 0
-        if gate + reserve > free:
-            return Refusal(Reason.FULL_SEQUENCE, gate, free)
+        if whole > num_tokens:
+            gate = -(-min(whole, limit) // size) - held + unreferenced
+            if gate + reserve > free:
+                return Refusal(Reason.FULL_SEQUENCE, gate, free)
         if held:
             pool.touch(hit.block_ids)
         new_blocks = pool.take(fresh)
@@ -148,7 +152,7 @@ class PagedAllocator:
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
             self._commit(request, table, min(num_tokens, request.num_tokens) // size)
-        return Grant((new_blocks,), num_computed_tokens=hit.num_tokens)
+        return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
     def extend(
         self, requests: Sequence[Request], num_tokens: Sequence[int], *, num_lookahead: int = 0
@@ -192,7 +196,7 @@ class PagedAllocator:
         if self.enable_caching and (requests.num_sharing or self.pool.events is not None):
             for step in range(num_steps):
                 self._commit_filling(requests, step)
-        return Grant((taken,)) if taken else EMPTY_GRANT
+        return new_tuple(Grant, ((taken,), (), (), (), (), 0)) if taken else EMPTY_GRANT
 
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
@@ -258,17 +262,9 @@ class PagedAllocator:
         queue, extra = pool.queue, pool.num_extra_references
         at_back = queue.num_at_back
         free, cached = len(queue.stack) + at_back, at_back - pool.num_unhashed_back
-        return AllocatorStats(
-            free,
-            cached if self.enable_caching else 0,
-            self.capacity_blocks - free,
-            extra,
-            extra * self.block_size,
-            0,  # nothing is asked for ahead of need
-            free,
-            pool.num_evictions,
-            0,
-        )
+        cached = cached if self.enable_caching else 0
+        used, shared, asked = self.capacity_blocks - free, extra * self.block_size, 0
+        return new_tuple(AllocatorStats, (free, cached, used, extra, shared, asked, free, pool.num_evictions, 0))
 
     def regions(self) -> Regions:
         """Owners by address; blocks of several tables are SHARED."""
