@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from engine.core.allocator import new_tuple
+
 if TYPE_CHECKING:
     from engine.core.batch import Batch
 
@@ -38,7 +40,7 @@ def features_of(batch: Batch) -> Features:
     pairs = kv
     for _, context, new, _ in batch.chunks:
         pairs += (new - 1) * context + new * (new - 1) // 2
-    return Features(batch.num_seqs, batch.num_new_tokens, kv, pairs)
+    return new_tuple(Features, (batch.num_seqs, batch.num_new_tokens, kv, pairs))
 
 
 def decode_features(num_seqs: int, num_kv_tokens: int) -> Features:

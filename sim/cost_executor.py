@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from engine.core.allocator import new_tuple
 from engine.core.batch import StepResult
 from sim.cost import StepModel, decode_features, features_of
 from sim.progression import steps_until, total
@@ -31,8 +32,8 @@ class CostExecutor:
         """`copy_block_ps`: time to copy one block on the device, added to the step that needs it."""
         self._model = model
         self._copy_block_ps = copy_block_ps
-        self._stops: list[tuple[int, int, Request]] = []
-        """(decode clock at the last step, order, request); entries of requests that left are dropped on sight."""
+        self._stops: list[tuple[int, int, int, Request]] = []
+        """(decode clock at the last step, order, base, request); entries of requests that left are dropped on sight."""
         self._ahead: tuple[int, int, int, int | None, list[int] | None] = (-1, 0, 0, None, None)
         """What `horizon` found for the next step: its decode clock, sequences, first duration, slope, durations."""
 
@@ -40,9 +41,8 @@ class CostExecutor:
         """Decode clock at which the first decoding request stops; far away if none decodes."""
         stops = self._stops
         while stops:
-            clock, order, request = stops[0]
-            still = request.decoding is not None and order == request.order
-            if still and clock == num_stop_computed(request) - request.base:
+            clock, order, base, request = stops[0]
+            if request.decoding is not None and order == request.order and base == request.base:
                 return clock
             heappop(stops)
         return NEVER
@@ -65,29 +65,57 @@ class CostExecutor:
         self._ahead = decodes.clock + 1, seqs, first, slope, durations
         return steps
 
+    def line(self, decodes: DecodeSet) -> tuple[int, int, int | None]:
+        """Decode clock of the next stop, duration of the next step and by how much each one outlasts the one before."""
+        seqs = len(decodes.members)
+        first, slope = self._model.decode_line(seqs, decodes.sum_base + seqs * (decodes.clock + 1))
+        clock, order, base, request = self._stops[0]
+        if request.decoding is None or order != request.order or base != request.base:
+            clock = self._next_stop()
+        return clock, first, slope
+
+    def stopped_at(self, clock: int) -> list[Request]:
+        """Requests whose last step is the one at decode clock `clock`, the next stop."""
+        stops = self._stops
+        stopped = []
+        while stops and stops[0][0] <= clock:
+            _, order, base, request = heappop(stops)
+            if request.decoding is not None and order == request.order and base == request.base:
+                stopped.append(request)
+        return stopped
+
     def submit(self, batch: Batch) -> StepResult:
         """Answers at once."""
         steps = batch.num_steps
-        stopped = self._stopped(batch, batch.clock + steps - 1)
+        stopped = self.stopped_at(batch.clock + steps - 1)
+        if batch.chunks:
+            stopped += self._note(batch)
         clock, seqs, first, slope, durations = self._ahead
         if not (batch.steady and batch.clock == clock and batch.num_seqs == seqs):
             assert steps == 1, f"a run of {steps} steps that nobody asked for"
-            self._note(batch)
-            first = self._model.duration(features_of(batch)) + self._copy_block_ps * len(batch.copies)
+            first = self._model.duration(features_of(batch))
+            if batch.copies:
+                first += self._copy_block_ps * len(batch.copies)
         if steps == 1:
-            return StepResult(1, first, stopped, first)
+            return new_tuple(StepResult, (1, first, stopped, first, 0, None, None))
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None
         return StepResult(steps, total(first, slope, steps), stopped, first, slope)
 
-    def _note(self, batch: Batch) -> None:
-        """Requests that sampled their first token, or one after a pause, decode from the next step on."""
+    def _note(self, batch: Batch) -> list[Request]:
+        """Requests that sampled their first token, or one after a pause, decode from the next step on; those whose only
+        token it was stop."""
+        stopped = []
         for request, _, _, completes in batch.chunks:
             if completes:
                 left = num_stop_computed(request) - request.computed
                 if left:
-                    heappush(self._stops, (batch.clock + left, request.order, request))
+                    base = request.computed - batch.clock
+                    heappush(self._stops, (batch.clock + left, request.order, base, request))
+                else:
+                    stopped.append(request)
+        return stopped
 
     def _durations(self, seqs: int, kv: int, first: int, steps: int, until: int | None, end: int | None) -> list[int]:
         """Step by step, as far as `horizon` goes."""
@@ -101,13 +129,3 @@ class CostExecutor:
                 break
             durations.append(duration)
         return durations
-
-    def _stopped(self, batch: Batch, clock: int) -> list[Request]:
-        """Requests whose last step is the one at decode clock `clock`."""
-        stopped = []
-        for request, _, _, completes in batch.chunks:
-            if completes and request.computed == num_stop_computed(request):
-                stopped.append(request)
-        while self._stops and self._stops[0][0] <= clock and self._next_stop() == clock:
-            stopped.append(heappop(self._stops)[2])
-        return stopped

@@ -49,47 +49,50 @@ NO_GROWTH = Growth()
 class Integrals:
     """Sums per segment between edges. Segment i is [edges[i-1], edges[i]); the first begins at 0, the last is open."""
 
-    def __init__(self, edges: Sequence[int], *, block_size: int) -> None:
+    def __init__(self, edges: Sequence[int], *, block_size: int, caches: bool) -> None:
+        from sim.coast_log import CoastLog
         from sim.turn_log import TurnLog
 
         self.edges = sorted(set(edges))
         self._size = block_size
         self._rows = [[0] * COLUMNS for _ in range(len(self.edges) + 1)]
-        self._segment = 0
-        self._edge = self.edges[0] if self.edges else NO_EDGE
+        self.segment = 0
+        self.edge = self.edges[0] if self.edges else NO_EDGE
         self._log = TurnLog(self._rows, block_size)
+        self.coasts = CoastLog(self._rows, block_size, caches=caches)
 
     def segments(self) -> list[list[int]]:
         """One row of sums a segment, all of them."""
         self._log.flush()
+        self.coasts.flush()
         return [list(row) for row in self._rows]
 
     def add_idle(self, start: int, end: int, state: list[int]) -> None:
         """Time without steps."""
-        while end >= self._edge:
-            self._add(state, self._edge - start, 0)
-            start = self._edge
+        while end >= self.edge:
+            self._add(state, self.edge - start, 0)
+            start = self.edge
             self._next_segment()
         self._add(state, end - start, 0)
 
     def add_step(self, start: int, duration: int, state: list[int], emitted: int, computed: int) -> None:
         """One step: `state` holds from its start to its end, `emitted` tokens appear at its end."""
         end = start + duration
-        if end < self._edge:
-            self._log.add(self._segment, duration, 0, 1, emitted, computed, state)
+        if end < self.edge:
+            self._log.add(self.segment, duration, 0, 1, emitted, computed, state)
             return
-        self._rows[self._segment][COMPUTED] += computed
+        self._rows[self.segment][COMPUTED] += computed
         self._add(state, 0, 1)
-        while end >= self._edge:
-            self._add(state, self._edge - start, 0)
-            start = self._edge
+        while end >= self.edge:
+            self._add(state, self.edge - start, 0)
+            start = self.edge
             self._next_segment()
         self._add(state, end - start, 0)
-        self._rows[self._segment][EMITTED] += emitted
+        self._rows[self.segment][EMITTED] += emitted
 
     def _add(self, state: list[int], duration: int, steps: int) -> None:
         """A state that lasts `duration` and begins `steps` steps, straight into the current row."""
-        row = self._rows[self._segment]
+        row = self._rows[self.segment]
         row[TIME] += duration
         row[STEPS] += steps
         for index, value in enumerate(state):
@@ -98,8 +101,14 @@ class Integrals:
                 row[WIDTH + index] += value * steps
 
     def _next_segment(self) -> None:
-        self._segment += 1
-        self._edge = self.edges[self._segment] if self._segment < len(self.edges) else NO_EDGE
+        self.segment += 1
+        self.edge = self.edges[self.segment] if self.segment < len(self.edges) else NO_EDGE
+
+    def add_coast(self, start: int, run: tuple[int, ...], taken: Sequence[int], begun: Sequence[int]) -> None:
+        """A run of pure decode steps in the terms of `sim.coast_log`; those that no edge cuts go into `coasts`."""
+        state, growth = self.coasts.expand(run, taken, begun)
+        _, first, slope, steps = run[:4]
+        self.add_progression(start, first, slope, steps, state, growth)
 
     def add_run(self, start: int, durations: Sequence[int], state: list[int], growth: Growth) -> None:
         """A run of decode steps: each sequence gains a token a step, blocks as `growth` says. `state` is consumed."""
@@ -124,11 +133,11 @@ class Integrals:
     def add_progression(self, start: int, first: int, slope: int, steps: int, state: list[int], growth: Growth) -> None:
         """The same for durations in arithmetic progression, in closed form between edges."""
         end = start + steps * first + slope * (steps * (steps - 1) // 2)
-        if end < self._edge:
+        if end < self.edge:
             tokens = state[SEQS] * steps
-            self._log.add(self._segment, first, slope, steps, tokens, tokens, state, growth)
+            self._log.add(self.segment, first, slope, steps, tokens, tokens, state, growth)
             return
-        before = steps_until(first, slope, self._edge - start, steps) - 1
+        before = steps_until(first, slope, self.edge - start, steps) - 1
         if before:
             part = Growth(*(changes[: before - 1] for changes in growth))
             self.add_progression(start, first, slope, before, list(state), part)

@@ -23,12 +23,13 @@ NEVER = 1 << 62
 class LastBlocks:
     """`empty_slots`: slots behind the last token in blocks that are held now."""
 
-    __slots__ = ("_block_size", "_calendar", "_clocks", "_final_tokens", "_tails", "empty_slots", "next_clock")
+    __slots__ = ("_block_size", "_calendar", "_clocks", "_ends", "_final_tokens", "_tails", "empty_slots", "next_clock")
 
     def __init__(self, block_size: int, final_tokens: Callable[[Request], int]) -> None:
         self._block_size = block_size
         self._final_tokens = final_tokens
         self._tails: dict[Request, int] = {}
+        self._ends: dict[Request, tuple[int, int]] = {}
         self._calendar: dict[int, list[tuple[Request, int, int]]] = {}
         """By the decode clock at which a decoding request takes its last block: the request, the computed tokens from
         which it holds it, the slots that stay empty; stale entries are harmless."""
@@ -39,9 +40,12 @@ class LastBlocks:
 
     def _from(self, request: Request) -> tuple[int, int]:
         """Computed tokens from which the request holds its last block, and the slots of it that stay empty."""
-        size, final = self._block_size, self._final_tokens(request)
-        blocks = -(-final // size)
-        return (blocks - 1) * size + 1, blocks * size - final
+        known = self._ends.get(request)
+        if known is None:
+            size, final = self._block_size, self._final_tokens(request)
+            blocks = -(-final // size)
+            known = self._ends[request] = (blocks - 1) * size + 1, blocks * size - final
+        return known
 
     def scheduled(self, batch: Batch) -> None:
         """Last blocks taken in the batch's first step."""
@@ -49,8 +53,12 @@ class LastBlocks:
             start, tail = self._from(request)
             if request.computed >= start and request not in self._tails:
                 self._begin(request, tail)
-        while self.next_clock <= batch.clock:
-            self._take_due(batch.decodes)
+        self.reached(batch.decodes, batch.clock)
+
+    def reached(self, decodes: DecodeSet, clock: int) -> None:
+        """Last blocks taken by decoding requests in the step at `clock`."""
+        while self.next_clock <= clock:
+            self._take_due(decodes)
 
     def follow(self, request: Request) -> None:
         """The request decodes from the next step on: notes when it will take its last block."""
@@ -67,20 +75,21 @@ class LastBlocks:
         heappush(self._clocks, clock)
         self.next_clock = self._clocks[0]
 
-    def run(self, batch: Batch, steps: int) -> Sequence[int]:
-        """Slots that begin to be empty with each further step of a run; () for none."""
-        end = batch.clock + steps
+    def run(self, decodes: DecodeSet, clock: int, steps: int) -> Sequence[int]:
+        """Slots that begin to be empty with each further step of a run whose first is at `clock`; () for none."""
+        end = clock + steps
         if self.next_clock >= end:
             return ()
         begun = [0] * (steps - 1)
         while self.next_clock < end:
-            step = self.next_clock - batch.clock - 1
-            begun[step] = self._take_due(batch.decodes)
+            step = self.next_clock - clock - 1
+            begun[step] = self._take_due(decodes)
         return begun
 
     def drop(self, request: Request) -> None:
         """The request lets go of its blocks."""
         self.empty_slots -= self._tails.pop(request, 0)
+        self._ends.pop(request, None)
 
     def _begin(self, request: Request, tail: int) -> None:
         self._tails[request] = tail

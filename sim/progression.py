@@ -18,6 +18,11 @@ def steps_until(first: int, slope: int, duration: int, most: int) -> int:
     """Smallest number of steps, 1 to `most`, that together last `duration` or more; `most` if none does."""
     if most * first + slope * (most * (most - 1) // 2) < duration:
         return most
+    return steps_to_reach(first, slope, duration)
+
+
+def steps_to_reach(first: int, slope: int, duration: int) -> int:
+    """Smallest number of steps that together last `duration` or more; there is one."""
     if first >= duration:
         return 1
     if not slope:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.core.allocator import AllocatorStats, KVAllocator, Reason, Regions
+from engine.core.allocator import KVAllocator, Regions
 from sim import integrals as at
-from sim.integrals import NO_EDGE, NO_GROWTH, Growth, Integrals
-from sim.last_blocks import LastBlocks
+from sim.integrals import NO_EDGE, Integrals
+from sim.pool_state import PoolState
 from sim.progression import boundary_after
 from sim.rows import Progress, RequestRow
 
@@ -45,12 +45,9 @@ class Recorder:
         self._scheduler = scheduler
         self._allocator: KVAllocator = scheduler.allocator
         self._block_size = self._allocator.block_size
-        self._final_tokens = final_tokens
-        growth = self._allocator.growth_tokens
-        self._pages = growth == self._block_size and not getattr(self._allocator, "contiguous", False)
-        self._whole = growth == 0
-        self._caches = bool(getattr(self._allocator, "enable_caching", False))
-        self.integrals = Integrals(edges, block_size=self._block_size)
+        self._pool = PoolState(scheduler, final_tokens)
+        self._last_blocks = self._pool.last_blocks if self._pool.pages else None
+        self.integrals = Integrals(edges, block_size=self._block_size, caches=self._pool.caches)
         self.rows: list[RequestRow] = []
         self.wait_starts: list[int] = []
         self.wait_ends: list[int] = []
@@ -65,10 +62,6 @@ class Recorder:
         step."""
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
         self._progress: dict[Request, Progress] = {}
-        self._final_sum = 0
-        self._true_sum = 0
-        self._last_blocks = LastBlocks(self._block_size, final_tokens)
-        self._stats: AllocatorStats = self._allocator.stats()
 
     @property
     def num_steps(self) -> int:
@@ -84,7 +77,7 @@ class Recorder:
     def moved(self, now: int, batch: Batch) -> None:
         """Requests that left or joined the running ones in a batch."""
         for request, lost in batch.preempted:
-            self._drop(request)
+            self._pool.drop(request)
             progress = self._progress[request]
             progress.recount(lost)
             progress.preempted_at = now
@@ -97,8 +90,9 @@ class Recorder:
         the next request will wait."""
         if batch.preempted or batch.admitted:
             self.moved(start, batch)
-        if self._pages and (batch.chunks or batch.clock >= self._last_blocks.next_clock):
-            self._last_blocks.scheduled(batch)
+        last = self._last_blocks
+        if last is not None and (batch.chunks or batch.clock >= last.next_clock):
+            last.scheduled(batch)
         if start >= self.snapshot_due:
             self._snapshot(start)
         self.num_turns += 1
@@ -108,11 +102,49 @@ class Recorder:
         if batch.head_refusal is not None:
             self._block_head(start, batch, result, next_arrival)
 
+    def coasted(self, start: int, first: int, slope: int, duration: int, taken: Sequence[int]) -> None:
+        """Pure decode steps from `start` on while nobody waits: `taken` is the number of blocks taken in each."""
+        decodes, pool, steps = self._scheduler.decodes, self._pool, len(taken)
+        seqs, clock = len(decodes.members), decodes.clock - steps + 1
+        before = pool.stats
+        free, cached, referenced, _, extra, asked, largest, evictions, _ = pool.stats = self._allocator.stats()
+        self.num_turns += 1
+        begun: Sequence[int] = ()
+        last = self._last_blocks
+        if last is not None:
+            if last.next_clock <= clock:
+                last.reached(decodes, clock)
+            internal, largest = last.empty_slots, 0
+            if last.next_clock < clock + steps:
+                begun = last.run(decodes, clock, steps)
+        else:
+            internal = pool.internal(referenced * self._block_size, extra)
+        integrals = self.integrals
+        run = (
+            integrals.segment,
+            first,
+            slope,
+            steps,
+            seqs,
+            decodes.sum_base + seqs * clock,
+            referenced,
+            internal,
+            extra,
+            asked,
+            pool.true_sum if asked else 0,
+            free - cached if pool.caches else 0,
+            evictions - before.num_evictions,
+            largest * self._block_size,
+        )
+        if start + duration < integrals.edge:
+            integrals.coasts.add(run, taken, begun)
+        else:
+            integrals.add_coast(start, run, taken, begun)
+
     def _add(self, start: int, batch: Batch, result: StepResult) -> None:
-        before, stats = self._stats, self._allocator.stats()
-        self._stats = stats
+        pool = self._pool
         if batch.num_steps == 1:
-            state = self._read(batch, stats, 0, stats.num_free - stats.num_cached_free)
+            state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
             for chunk in batch.chunks:
                 emitted += chunk.completes
@@ -120,46 +152,22 @@ class Recorder:
                 self._record_step(start, batch, result, state)
             self.integrals.add_step(start, result.duration, state, emitted, batch.num_new_tokens)
             return
-        state, growth = self._read_run(batch, before, stats)
+        state, growth = pool.read_run(batch)
         if result.durations is None:
             self.integrals.add_progression(start, result.first, result.slope, batch.num_steps, state, growth)
         else:
             self.integrals.add_run(start, result.durations, state, growth)
 
-    def _read_run(self, batch: Batch, before: AllocatorStats, stats: AllocatorStats) -> tuple[list[int], Growth]:
-        """The state in a run's first step, and what its further steps add; the pool holds all of them already."""
-        spare = stats.num_free - stats.num_cached_free
-        if not self._pages:
-            return self._read(batch, stats, 0, spare), NO_GROWTH
-        first, further = batch.growth[0], batch.growth[1:]
-        later = sum(further)
-        unspared: Sequence[int] = ()
-        if self._caches:
-            # Empty blocks go first, so evictions tell how many of the blocks taken were empty ones.
-            empty = first + later - (stats.num_evictions - before.num_evictions)
-            spare += empty - min(first, empty)
-            if spare:
-                unspared = _first_come(further, spare)
-        state = self._read(batch, stats, later, spare)
-        return state, Growth(further, self._last_blocks.run(batch, batch.num_steps), unspared)
-
     def _take(self, now: int, request: Request, hits: int, resumed: bool) -> None:
         if resumed:
             progress = self._progress[request]
             progress.preempted += now - progress.preempted_at
+            progress.start = hits
         else:
-            progress = self._progress[request] = Progress()
-            progress.first_scheduled = now
-            progress.hits = hits
-        progress.start = hits
-        self._final_sum += self._final_tokens(request)
-        self._true_sum += request.num_prompt_tokens + request.num_stop_tokens
+            self._progress[request] = Progress(now, hits)
+        if self._last_blocks is None:
+            self._pool.take(request)
         self.wait_ends.append(now)
-
-    def _drop(self, request: Request) -> None:
-        self._final_sum -= self._final_tokens(request)
-        self._true_sum -= request.num_prompt_tokens + request.num_stop_tokens
-        self._last_blocks.drop(request)
 
     def _snapshot(self, now: int) -> None:
         while self._snapshot_times and now >= self._snapshot_times[-1]:
@@ -173,57 +181,11 @@ class Recorder:
                 owner[index] = ids[int(row)]
         self.snapshots.append(Snapshot(now, regions._replace(owner=owner)))
 
-    # state --------------------------------------------------------------------------------------------------------
-
-    def _read(self, batch: Batch, stats: AllocatorStats, later: int, spare: int) -> list[int]:
-        """The state vector in the order of `sim.integrals.STATE`; `later` of the referenced blocks are not taken yet
-        in the batch's first step, `spare` blocks are free and empty in it."""
-        free, _, referenced, _, extra, asked, largest, _, _ = stats
-        size, num_running = self._block_size, len(self._scheduler.running)
-        tokens = batch.num_context_tokens + batch.num_new_tokens
-        if num_running != batch.num_seqs:
-            tokens += self._idle_tokens(batch)
-        used = (referenced - later) * size
-        hole = short = 0
-        if batch.head_refusal is not None:
-            hole = free * size if batch.head_refusal.reason is Reason.NO_HOLE else 0
-            short = 0 if hole else (free + later) * size
-        return [
-            num_running,
-            tokens,
-            used,
-            self._last_blocks.empty_slots if self._pages else self._internal(used, extra),
-            extra,
-            asked,
-            self._true_sum if asked else 0,
-            hole,
-            short,
-            spare * size if self._caches else 0,
-            0 if self._pages else largest * size,
-        ]
-
-    def _idle_tokens(self, batch: Batch) -> int:
-        """Computed tokens of running requests that got nothing in this step (the budget ran out)."""
-        given = {chunk.request for chunk in batch.chunks}
-        return sum(r.computed for r in self._scheduler.running if r.decoding is None and r not in given)
-
-    def _internal(self, used: int, extra: int) -> int:
-        """Slots that will never be filled, where memory does not come block by block."""
-        if self._whole:
-            return used - self._final_sum
-        size = self._block_size
-        held = ((self._final_tokens(r), len(self._allocator.block_table(r)) * size) for r in self._scheduler.running)
-        return used + extra - sum(min(final, slots) for final, slots in held)
-
     # time ---------------------------------------------------------------------------------------------------------
 
     def idle(self, start: int, end: int) -> None:
         """Nothing runs and nothing waits."""
-        stats, size = self._allocator.stats(), self._block_size
-        state = [0] * at.WIDTH
-        state[at.SPARE] = (stats.num_free - stats.num_cached_free) * size if self._caches else 0
-        state[at.LARGEST] = 0 if self._pages else stats.largest_free_extent * size
-        self.integrals.add_idle(start, end, state)
+        self.integrals.add_idle(start, end, self._pool.read_idle())
 
     def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         end = start + result.duration
@@ -252,10 +214,15 @@ class Recorder:
                 progress = self._progress[request]
                 if progress.first_token < 0:
                     progress.first_token = now
-                if self._pages and request.decoding is not None:
+                if self._last_blocks is not None and request.decoding is not None:
                     self._last_blocks.follow(request)
+        if finished:
+            self.finished(now, finished)
+
+    def finished(self, now: int, finished: Sequence[Request]) -> None:
+        """Rows of requests that stopped at `now`."""
         for request in finished:
-            self._drop(request)
+            self._pool.drop(request)
             progress = self._progress.pop(request)
             progress.recount(request.computed)
             truncated = request.max_tokens < request.oracle_output_tokens
@@ -275,14 +242,3 @@ class Recorder:
             if request not in self._progress:
                 self.turn_away(request, "unfinished")
         self.rows.sort()
-
-
-def _first_come(counts: Sequence[int], amount: int) -> Sequence[int]:
-    """What each gets of `amount`, first come first served."""
-    if amount >= sum(counts):
-        return counts
-    shares = []
-    for count in counts:
-        shares.append(min(count, amount))
-        amount -= shares[-1]
-    return shares

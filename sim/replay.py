@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import simpy
 
 from engine.core.step import Cut, horizon
+from sim.coast import Coast
+from sim.cost_executor import CostExecutor
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch
@@ -28,6 +30,9 @@ MAX_FRUITLESS_PREEMPTIONS = 1_000
 
 NEVER = 1 << 100
 """A picosecond that does not come."""
+
+TURNS_TO_TELL = 1_024
+"""Turns between two calls of `on_turn`, at least."""
 
 
 class LivelockError(RuntimeError):
@@ -90,6 +95,9 @@ class Replay:
         self._cut = cut
         self._on_turn = on_turn
         self._arrivals = Arrivals(requests, scheduler, recorder)
+        self._coast: Coast | None = None
+        if cut is None and isinstance(executor, CostExecutor):
+            self._coast = Coast(scheduler, executor, recorder)
         self._stuck = 0
         self._fruitless: dict[Request, tuple[int, int]] = {}
 
@@ -112,20 +120,30 @@ class Replay:
         """The server: its own time runs ahead of the environment's while no other event is due before it."""
         scheduler, recorder, arrivals = self._scheduler, self._recorder, self._arrivals
         end = NEVER if self._end is None else self._end
-        on_turn = self._on_turn
-        due = env.peek()  # nobody can schedule an event before this process yields
+        on_turn, tell = self._on_turn, TURNS_TO_TELL
+        coast = self._coast
+        due = _next_event(env)  # nobody can schedule an event before this process yields
         now = int(env.now)
         while now < end:
             if arrivals.next_time <= now:
+                asks = bool(scheduler.waiting)  # who finds nobody in front is admitted, as a rule: no run to ask for
                 arrivals.enqueue_until(now)
+            else:
+                asks = True
             if not scheduler.running and not scheduler.waiting:
                 wake = min(arrivals.next_time, end)
                 if wake == NEVER:
                     return now
                 recorder.idle(now, wake)
                 now = wake
+            elif (
+                coast is not None
+                and scheduler.may_coast
+                and (ahead := coast.run(now, min(arrivals.next_time, recorder.snapshot_due, due), end)) > now
+            ):
+                now = ahead
             else:
-                batch = scheduler.schedule(self._horizon(now, end))
+                batch = scheduler.schedule(self._horizon(now, end) if asks else 1)
                 if batch.preempted or not batch.num_seqs:
                     self._watch_progress(batch)
                     if not batch.num_seqs:
@@ -138,11 +156,12 @@ class Replay:
                 if now > end:
                     return end
                 recorder.updated(now, batch, scheduler.update(batch, result))
-                if on_turn is not None and not recorder.num_turns & 1023:
-                    on_turn(now)
+            if on_turn is not None and recorder.num_turns >= tell:
+                tell = recorder.num_turns + TURNS_TO_TELL
+                on_turn(now)
             if due <= now:
                 yield env.timeout(now - int(env.now))
-                due = env.peek()
+                due = _next_event(env)
         return now
 
     def _horizon(self, now: int, end: int) -> int:
@@ -171,3 +190,9 @@ class Replay:
             self._fruitless[request] = (request.num_tokens, count)
             if count > MAX_FRUITLESS_PREEMPTIONS:
                 raise LivelockError(f"{request} was preempted {count} times without a new token")
+
+
+def _next_event(env: simpy.Environment) -> int:
+    """When somebody else's next event is due."""
+    due = env.peek()
+    return NEVER if due == float("inf") else int(due)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.core.allocator import new_tuple
+
 if TYPE_CHECKING:
     from engine.core.request import Request
 
@@ -49,13 +51,13 @@ class Progress:
         "start",
     )
 
-    def __init__(self) -> None:
-        self.first_scheduled = -1
+    def __init__(self, first_scheduled: int = -1, hits: int = 0) -> None:
+        self.first_scheduled = first_scheduled
         self.first_token = -1
         self.high = 0
         """Most tokens ever computed."""
-        self.hits = 0
-        self.start = 0
+        self.hits = hits
+        self.start = hits
         """Tokens that the last admission took from the cache."""
         self.computed = 0
         self.recomputed = 0
@@ -64,13 +66,16 @@ class Progress:
 
     def recount(self, computed: int) -> None:
         """Books what was computed since the last admission."""
-        self.computed += computed - self.start
-        self.recomputed += max(0, min(computed, self.high) - self.start)
-        self.high = max(self.high, computed)
+        start, high = self.start, self.high
+        self.computed += computed - start
+        if high > start:
+            self.recomputed += max(0, min(computed, high) - start)
+        if computed > high:
+            self.high = computed
 
     def row(self, request: Request, status: str, finish: int) -> RequestRow:
         """The request's row as things stand."""
-        return RequestRow(
+        fields = (
             int(request.request_id),
             status,
             request.arrival,
@@ -78,7 +83,7 @@ class Progress:
             self.first_token,
             finish,
             request.num_prompt_tokens,
-            request.num_output_tokens,
+            request.num_tokens - request.num_prompt_tokens,
             request.max_tokens,
             request.priority,
             request.num_preemptions,
@@ -87,3 +92,4 @@ class Progress:
             self.recomputed,
             self.preempted,
         )
+        return new_tuple(RequestRow, fields)

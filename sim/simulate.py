@@ -167,6 +167,66 @@ def window_of(spec: RunSpec, last_arrival: int) -> Window | None:
     return Window(0, last_arrival, "arrivals") if last_arrival else None
 
 
+class Simulation:
+    """One run in three parts: everything is built, then replayed, then read off."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        trace: Trace,
+        executor: Executor | Callable[[KVAllocator], Executor],
+        *,
+        cut: Cut | None = None,
+        on_turn: Callable[[int], None] | None = None,
+        load: bool = False,
+    ) -> None:
+        """`executor` may be a factory for those that need the allocator. `load`: all requests are made now, not each
+        as it arrives; more memory for a replay that is nothing but that."""
+        self._spec = spec
+        self._num_rows = len(trace)
+        self._last = last = last_arrival_ps(trace)
+        allocator = make_allocator(spec.allocator, spec.pool)
+        scheduler = Scheduler(spec.limits, allocator)
+        self._allocator, self._scheduler = allocator, scheduler
+        self._window = window = window_of(spec, last)
+        end = None if spec.end_s is None else round(spec.end_s * PS)
+        span = max(last, window.stop if window else 0, end or 0)
+        self._bins = grid(span)
+        edges = set(self._bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
+        self._recorder = Recorder(
+            scheduler,
+            sorted(edges - {0}),
+            final_tokens=_final_tokens(spec.final_token_has_slot),
+            snapshot_times=_snapshot_times(end or last, spec.num_snapshots),
+            record_steps=spec.record_steps,
+        )
+        capacity = spec.pool.capacity_blocks * spec.pool.block_size
+        lengths = LengthLimits(spec.limits.max_model_len, capacity, spec.too_long)
+        requests = requests_of(trace, lengths, self._recorder.rows.append)
+        self._replay = Replay(
+            list(requests) if load else requests,
+            scheduler,
+            executor(allocator) if callable(executor) else executor,
+            self._recorder,
+            end=end,
+            cut=never_skip if spec.record_steps or not spec.skip else cut,
+            on_turn=on_turn,
+        )
+        self._makespan = 0
+
+    def replay(self) -> None:
+        """From the first arrival to the last token, or the cut."""
+        self._makespan = self._replay.run()
+
+    def run(self) -> Run:
+        """What the replay left behind, reconciled. Nothing is written anywhere."""
+        window = self._window or Window(0, self._makespan, "makespan")
+        parts = self._recorder, self._allocator, self._scheduler
+        run = Run(self._spec, *parts, window, self._makespan, self._bins, self._last)
+        run.checks = reconcile(run, self._num_rows)
+        return run
+
+
 def simulate(
     spec: RunSpec,
     trace: Trace,
@@ -175,38 +235,10 @@ def simulate(
     cut: Cut | None = None,
     on_turn: Callable[[int], None] | None = None,
 ) -> Run:
-    """Replays `trace` and reconciles the result; `executor` may be a factory for those that need the allocator.
-    Nothing is written anywhere."""
-    allocator = make_allocator(spec.allocator, spec.pool)
-    scheduler = Scheduler(spec.limits, allocator)
-    last = last_arrival_ps(trace)
-    window = window_of(spec, last)
-    end = None if spec.end_s is None else round(spec.end_s * PS)
-    span = max(last, window.stop if window else 0, end or 0)
-    bins = grid(span)
-    edges = set(bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
-    recorder = Recorder(
-        scheduler,
-        sorted(edges - {0}),
-        final_tokens=_final_tokens(spec.final_token_has_slot),
-        snapshot_times=_snapshot_times(end or last, spec.num_snapshots),
-        record_steps=spec.record_steps,
-    )
-    lengths = LengthLimits(spec.limits.max_model_len, spec.pool.capacity_blocks * spec.pool.block_size, spec.too_long)
-    replay = Replay(
-        requests_of(trace, lengths, recorder.rows.append),
-        scheduler,
-        executor(allocator) if callable(executor) else executor,
-        recorder,
-        end=end,
-        cut=never_skip if spec.record_steps or not spec.skip else cut,
-        on_turn=on_turn,
-    )
-    makespan = replay.run()
-    window = window or Window(0, makespan, "makespan")
-    run = Run(spec, recorder, allocator, scheduler, window, makespan, bins, last)
-    run.checks = reconcile(run, len(trace))
-    return run
+    """Replays `trace` and reconciles the result: all three parts of a `Simulation`."""
+    simulation = Simulation(spec, trace, executor, cut=cut, on_turn=on_turn)
+    simulation.replay()
+    return simulation.run()
 
 
 def _final_tokens(final_token_has_slot: bool) -> Callable[[Request], int]:

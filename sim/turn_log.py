@@ -84,8 +84,8 @@ class TurnLog:
     def flush(self) -> None:
         """Sums what is logged into the rows."""
         if self._turns:
-            _Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
-                {column: _arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
+            Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
+                {column: arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
             )
             self._turns.clear()
             for parts in self._changes.values():
@@ -93,12 +93,13 @@ class TurnLog:
                     part.clear()
 
 
-def _arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, Any]:
+def arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, Any]:
+    """Turns, numbers of changes and changes."""
     at, lengths, values = (np.array(part, dtype=np.int64) for part in parts)
     return at, lengths, values
 
 
-class _Flush:
+class Flush:
     """The turns of one flush, in columns."""
 
     def __init__(self, turns: Any, rows: list[list[int]]) -> None:

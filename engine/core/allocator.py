@@ -44,6 +44,10 @@ class Refusal(NamedTuple):
     free_blocks: int
 
 
+new_tuple = tuple.__new__
+"""Makes a named tuple from all its fields without the Python frame that its constructor costs; for the step loop."""
+
+
 class Grant(NamedTuple):
     """What an action handed out."""
 

@@ -27,7 +27,6 @@ class BlockPool:
     __slots__ = (
         "_back",
         "_extra",
-        "_free",
         "_keys",
         "_map",
         "capacity",
@@ -36,6 +35,7 @@ class BlockPool:
         "num_extra_references",
         "num_stored",
         "num_unhashed_back",
+        "queue",
     )
 
     def __init__(
@@ -50,7 +50,7 @@ class BlockPool:
         self.num_unhashed_back = 0
         """Queued blocks without content that lie behind cached ones: only with freed_to="back"."""
         self._back = freed_to == "back"
-        self._free = FreeQueue(capacity)
+        self.queue = FreeQueue(capacity)
         self._extra: dict[int, int] = {}
         """References beyond the first, of the blocks that have any: most blocks never do."""
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
@@ -59,24 +59,18 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks without references."""
-        free = self._free
+        free = self.queue
         return len(free.stack) + free.num_at_back
 
     @property
     def num_cached_free(self) -> int:
         """Free blocks that hold cached content."""
-        return self._free.num_at_back - self.num_unhashed_back
-
-    def count_free(self) -> tuple[int, int]:
-        """(`num_free`, `num_cached_free`) at the price of one."""
-        free = self._free
-        at_back = free.num_at_back
-        return len(free.stack) + at_back, at_back - self.num_unhashed_back
+        return self.queue.num_at_back - self.num_unhashed_back
 
     def ref_cnts(self) -> list[int]:
         """How many tables hold each block, by id (the null block: 0); O(capacity), for tests and pictures."""
         counts = [1] * (self.capacity + 1)
-        for block_id in (0, *self._free.order()):
+        for block_id in (0, *self.queue.order()):
             counts[block_id] = 0
         for block_id, others in self._extra.items():
             counts[block_id] += others
@@ -88,11 +82,11 @@ class BlockPool:
 
     def free_queue(self) -> list[int]:
         """Free ids in the order in which they will be handed out; O(free), for tests."""
-        return self._free.order()
+        return self.queue.order()
 
     def cached_free(self) -> list[int]:
         """Free blocks that hold content; O(free), for pictures."""
-        return [b for segment in self._free.back() if segment.held is not Held.NOTHING for b in segment.queue()]
+        return [b for segment in self.queue.back() if segment.held is not Held.NOTHING for b in segment.queue()]
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing."""
@@ -107,21 +101,18 @@ class BlockPool:
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
         """How many of these cached blocks lie in the free queue: taking them consumes free blocks, too."""
-        return sum(map(self._free.holds_findable, block_ids))
+        return self.queue.count_findable(block_ids)
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Takes a reference to each cached block, out of the free queue where it lay there."""
-        free, extra = self._free, self._extra
-        for block_id in block_ids:
-            if free.holds_findable(block_id):
-                free.take_out(block_id)
-            else:
-                extra[block_id] = extra.get(block_id, 0) + 1
-                self.num_extra_references += 1
+        extra = self._extra
+        for block_id in self.queue.take_out(block_ids):
+            extra[block_id] = extra.get(block_id, 0) + 1
+            self.num_extra_references += 1
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
-        free = self._free
+        free = self.queue
         taken = free.pop_front(count) if free.stack else []
         missing = count - len(taken)
         if not missing:
@@ -148,10 +139,16 @@ class BlockPool:
         """
         if self._extra:
             block_ids, num_full = self._drop_extra(block_ids, num_full)
-        self._release_empty(block_ids[num_full:] if num_full else block_ids)
+        if num_full < len(block_ids):
+            empty = block_ids[num_full:] if num_full else block_ids
+            if self._back:
+                self.num_unhashed_back += len(empty)
+                self.queue.push_back(list(empty), Held.NOTHING)
+            else:
+                self.queue.push_front(empty)
         if num_full:
             keyed = self._keys[block_ids[0]] is not None
-            self._free.push_back(block_ids[:num_full], Held.FINDABLE if keyed else Held.UNFINDABLE)
+            self.queue.push_back(block_ids[:num_full], Held.FINDABLE if keyed else Held.UNFINDABLE)
 
     def _drop_extra(self, block_ids: list[int], num_full: int) -> tuple[list[int], int]:
         """The blocks that nobody else holds, and how many of them are full."""
@@ -169,13 +166,6 @@ class BlockPool:
             else:
                 extra[block_id] = others - 1
         return full + empty, len(full)
-
-    def _release_empty(self, block_ids: list[int]) -> None:
-        if not self._back:
-            self._free.push_front(block_ids)
-        elif block_ids:
-            self.num_unhashed_back += len(block_ids)
-            self._free.push_back(list(block_ids), Held.NOTHING)
 
     def commit(self, block_ids: Sequence[int], keys: Sequence[Hashable]) -> None:
         """Makes full blocks findable by content. Equal content in two blocks is kept twice: tables stay append-only."""
@@ -202,7 +192,7 @@ class BlockPool:
         """Forgets all cached content if no block is in use; else changes nothing and says False."""
         if self.num_free != self.capacity:
             return False
-        for block_id in self._free.forget_content():
+        for block_id in self.queue.forget_content():
             self._keys[block_id] = None
         self._map.clear()
         self.num_unhashed_back = 0
@@ -244,7 +234,7 @@ class BlockPool:
                 by_key.setdefault(key, set()).add(block_id)
         mapped = {k: {e} if isinstance(e, int) else set(e) for k, e in self._map.items()}
         assert mapped == by_key, f"map {mapped} != keys of the blocks {by_key}"
-        wrong = [b for b in self._free.stack if self._keys[b] is not None]
+        wrong = [b for b in self.queue.stack if self._keys[b] is not None]
         assert not wrong, f"cached blocks in front of the free queue: {wrong}"
         cached = self.cached_free()
         assert len(cached) == self.num_cached_free, f"num_cached_free={self.num_cached_free}, queued {cached}"

@@ -27,11 +27,13 @@ class DecodeSet:
     `schedule()` and `update()`.
     """
 
-    __slots__ = ("buckets", "clock", "members", "num_sharing", "period", "sampled", "sum_base")
+    __slots__ = ("_twice", "buckets", "clock", "members", "num_sharing", "period", "sampled", "sum_base")
 
     def __init__(self, period: int | None = None) -> None:
         self.period = period or 0
         self.buckets: list[list[Request]] = [[] for _ in range(self.period)]
+        self._twice = self.buckets * 2
+        """The same lists once more, so that a slice need not wrap around."""
         self.members: set[Request] = set()
         self.clock = 0
         self.sampled = 0
@@ -97,13 +99,17 @@ class DecodeSet:
 
     def growing_in(self, num_steps: int) -> Sequence[Request]:
         """Members that outgrow what they hold in the next `num_steps` steps, in (step, running order)."""
-        buckets, period, clock = self.buckets, self.period, self.clock
         if num_steps == 1:
-            return buckets[clock % period]
-        first = clock % period
-        if first + num_steps <= period:
-            return list(chain.from_iterable(buckets[first : first + num_steps]))
-        return list(chain.from_iterable([buckets[step % period] for step in range(clock, clock + num_steps)]))
+            return self.buckets[self.clock % self.period]
+        return list(chain.from_iterable(self._phases(num_steps)))
+
+    def _phases(self, num_steps: int) -> list[list[Request]]:
+        """The buckets of the next `num_steps` steps."""
+        period = self.period
+        first = self.clock % period
+        if num_steps <= period:
+            return self._twice[first : first + num_steps]
+        return (self._twice[first : first + period] * (num_steps // period + 1))[:num_steps]
 
     def steps_before_filling(self, key: Hashable, limit: int) -> int:
         """Steps, at most `limit`, before a member fills the block (of `period` tokens) that `key` names."""
@@ -127,12 +133,7 @@ class DecodeSet:
         """How many members outgrow what they hold, in each of the next `num_steps` steps."""
         if not self.period:
             return [0] * num_steps
-        phase = self.clock % self.period
-        if phase + num_steps <= self.period:
-            return list(map(len, self.buckets[phase : phase + num_steps]))
-        counts = list(map(len, self.buckets))
-        counts = counts[phase:] + counts[:phase]
-        return (counts * (num_steps // self.period + 1))[:num_steps]
+        return list(map(len, self._phases(num_steps)))
 
     def filling(self, block_size: int, step: int = 0) -> Sequence[Request]:
         """Members whose token of that step is the last of its block, in running order; needs period = block_size."""

@@ -8,7 +8,7 @@ slice. A hit takes a block out of the middle: its segment remembers that it is g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -80,14 +80,22 @@ class FreeQueue:
             for block_id in blocks:
                 self._home[block_id] = segment
 
-    def holds_findable(self, block_id: int) -> bool:
-        """Whether a cached block lies in the queue."""
-        return block_id in self._home
+    def count_findable(self, block_ids: Iterable[int]) -> int:
+        """How many of these cached blocks lie in the queue."""
+        return sum(map(self._home.__contains__, block_ids))
 
-    def take_out(self, block_id: int) -> None:
-        """A hit takes a findable block from wherever it is."""
-        self._home.pop(block_id).gone.add(block_id)
-        self.num_at_back -= 1
+    def take_out(self, block_ids: Iterable[int]) -> list[int]:
+        """A hit takes the findable blocks from wherever they are; those that do not lie in the queue are returned."""
+        home = self._home
+        elsewhere = []
+        for block_id in block_ids:
+            segment = home.pop(block_id, None)
+            if segment is None:
+                elsewhere.append(block_id)
+            else:
+                segment.gone.add(block_id)
+                self.num_at_back -= 1
+        return elsewhere
 
     def pop_front(self, count: int) -> list[int]:
         """Up to `count` blocks of the stack."""

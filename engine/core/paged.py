@@ -30,6 +30,7 @@ from engine.core.allocator import (
     Regions,
     check_pool,
     holds_nothing,
+    new_tuple,
     regions_of,
 )
 from engine.core.block_pool import BlockPool
@@ -97,9 +98,10 @@ class PagedAllocator:
 
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
-        free = self.pool.num_free - self.one_free_each
         if self._mixes:
             return 0
+        queue = self.pool.queue
+        free = len(queue.stack) + queue.num_at_back - self.one_free_each
         if watch is not None and requests.num_sharing:
             limit = min(limit, requests.steps_before_filling(watch, limit))
         size, members = self.block_size, len(requests.members)
@@ -126,27 +128,31 @@ class PagedAllocator:
             raise ValueError(f"request {request.request_id!r} is admitted already")
         if num_tokens <= hit.num_tokens:
             raise ValueError(f"num_tokens={num_tokens} must exceed the hit of {hit.num_tokens} tokens")
-        pool, size = self.pool, self.block_size
+        pool, size, limit = self.pool, self.block_size, self._max_model_len
         free = pool.num_free
         held = len(hit.block_ids)
         unreferenced = pool.num_unreferenced(hit.block_ids) if held else 0
         reserve = self.watermark_blocks if others_running else 0
-        fresh = max(-(-min(num_tokens, self._max_model_len) // size) - held, 0)
+        fresh = -(-(num_tokens if num_tokens < limit else limit) // size) - held
+        if fresh < 0:
+            fresh = 0
         needed = fresh + unreferenced
         if needed + reserve > free:
             return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
-        gate = -(-min(whole, self._max_model_len) // size) - held + unreferenced if whole else 0
-        if gate + reserve > free:
-            return Refusal(Reason.FULL_SEQUENCE, gate, free)
-        pool.touch(hit.block_ids)
+        if whole > num_tokens:
+            gate = -(-min(whole, limit) // size) - held + unreferenced
+            if gate + reserve > free:
+                return Refusal(Reason.FULL_SEQUENCE, gate, free)
+        if held:
+            pool.touch(hit.block_ids)
         new_blocks = pool.take(fresh)
         table = [*hit.block_ids, *new_blocks]
         self._tables[request] = table
         request.blocks = table
         request.num_hashed = held
-        if self.enable_caching:
+        if self.enable_caching and num_tokens >= size:
             self._commit(request, table, min(num_tokens, request.num_tokens) // size)
-        return Grant((new_blocks,), num_computed_tokens=hit.num_tokens)
+        return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
     def extend(
         self, requests: Sequence[Request], num_tokens: Sequence[int], *, num_lookahead: int = 0
@@ -190,7 +196,7 @@ class PagedAllocator:
         if self.enable_caching and (requests.num_sharing or self.pool.events is not None):
             for step in range(num_steps):
                 self._commit_filling(requests, step)
-        return Grant((taken,)) if taken else EMPTY_GRANT
+        return new_tuple(Grant, ((taken,), (), (), (), (), 0)) if taken else EMPTY_GRANT
 
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
@@ -222,14 +228,15 @@ class PagedAllocator:
         Blocks that were to fill in a step that took them back (a victim that had been served in it already) were never
         computed, so they are not cached; vLLM 0.33 leaves them findable.
         """
-        table = self._table(request)
+        table = self._tables.pop(request, None)
+        if table is None:
+            raise holds_nothing(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:
             self.pool.uncommit(table[num_full : request.num_hashed])
         if num_full and (request.status is not Status.FINISHED or self.pool.events is not None):
             self._commit_private(request, table, num_full)
         self.pool.release(table, num_full)
-        del self._tables[request]
         request.blocks = None
         request.num_hashed = 0
 
@@ -252,19 +259,12 @@ class PagedAllocator:
     def stats(self) -> AllocatorStats:
         """Counters of the pool; any free block serves any request, so all of them are one extent."""
         pool = self.pool
-        free, cached = pool.count_free()
-        extra = pool.num_extra_references
-        return AllocatorStats(
-            free,
-            cached if self.enable_caching else 0,
-            self.capacity_blocks - free,
-            extra,
-            extra * self.block_size,
-            0,  # nothing is asked for ahead of need
-            free,
-            pool.num_evictions,
-            0,
-        )
+        queue, extra = pool.queue, pool.num_extra_references
+        at_back = queue.num_at_back
+        free, cached = len(queue.stack) + at_back, at_back - pool.num_unhashed_back
+        cached = cached if self.enable_caching else 0
+        used, shared, asked = self.capacity_blocks - free, extra * self.block_size, 0
+        return new_tuple(AllocatorStats, (free, cached, used, extra, shared, asked, free, pool.num_evictions, 0))
 
     def regions(self) -> Regions:
         """Owners by address; blocks of several tables are SHARED."""

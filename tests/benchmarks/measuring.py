@@ -15,7 +15,7 @@ from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
 from sim.cost import parse_step_model
 from sim.cost_executor import CostExecutor
-from sim.simulate import Run, RunSpec, simulate
+from sim.simulate import Run, RunSpec, Simulation
 from tests.benchmarks.yardstick import Outcome, Yardstick
 from workloads import Trace
 
@@ -109,16 +109,26 @@ def spec_of(num_blocks: int = NUM_BLOCKS, max_num_seqs: int = 256, *, skip: bool
 
 
 def replay_of(trace: Trace, spec: RunSpec, note: Callable[[Run], None] = lambda run: None) -> Work:
-    """From a loaded trace to raw rows and integrals, equations checked; no tables, nothing written."""
+    """The replay alone, as of the yardstick: from made requests to raw rows and integrals; then the equations."""
     model = parse_step_model(STEP_MODEL)
 
-    def check(run: Run) -> None:
+    def prepare() -> Callable[[], Simulation]:
+        simulation = Simulation(spec, trace, CostExecutor(model), load=True)
+
+        def go() -> Simulation:
+            simulation.replay()
+            return simulation
+
+        return go
+
+    def check(simulation: Simulation) -> None:
+        run = simulation.run()
         assert len(run.rows) == len(trace)
         assert {row.status for row in run.rows} == {"finished"}
         assert [check.name for check in run.checks if not check.holds] == []
         note(run)
 
-    return Work(lambda: lambda: simulate(spec, trace, CostExecutor(model)), check)
+    return Work(prepare, check)
 
 
 def yardstick_of(workload: Workload) -> Work:

@@ -18,6 +18,8 @@ from engine.core.paged import PagedAllocator
 from engine.core.registry import PoolConfig
 from engine.core.scheduler import Scheduler
 from sim import cost_executor
+from sim.coast import Coast
+from sim.coast_log import CoastLog
 from sim.integrals import Integrals
 from sim.recorder import Recorder
 from sim.replay import Arrivals
@@ -80,6 +82,22 @@ def an_arrival_at_a_boundary_is_queued_at_the_next_one() -> Iterator[None]:
         yield
 
 
+def a_coast_goes_on_where_it_ends_at_an_arrival() -> AbstractContextManager[Any]:
+    return instead(Coast, "run", lambda original, coast, now, until, end: original(coast, now, until + 1, end))
+
+
+def a_coast_goes_on_while_somebody_catches_up() -> AbstractContextManager[Any]:
+    return mock.patch.object(Scheduler, "may_coast", property(lambda scheduler: not scheduler.waiting))
+
+
+def the_first_step_of_a_coast_holds_what_its_last_one_does() -> AbstractContextManager[Any]:
+    return with_line(CoastLog, "_worked_out", "referenced - later", "referenced")
+
+
+def every_block_of_a_coast_was_empty_before() -> AbstractContextManager[Any]:
+    return with_line(CoastLog, "_worked_out", "in_first + later - evicted", "in_first + later")
+
+
 def one_step_too_many_before_a_shortage() -> AbstractContextManager[Any]:
     def longer(original: Callable[..., int], *args: Any) -> int:
         return min(original(*args) + 1, args[2])
@@ -140,6 +158,10 @@ KILLERS: dict[Callable[[], AbstractContextManager[Any]], tuple[str, ...]] = {
     arrivals_do_not_matter_to_an_empty_queue: (SKIPPING,),
     a_run_goes_on_where_it_ends_at_an_arrival: (SKIPPING,),
     an_arrival_at_a_boundary_is_queued_at_the_next_one: (NAIVE, SKIPPING),
+    a_coast_goes_on_where_it_ends_at_an_arrival: (SKIPPING,),
+    a_coast_goes_on_while_somebody_catches_up: (CRASH, SKIPPING),
+    the_first_step_of_a_coast_holds_what_its_last_one_does: (SKIPPING, CHECKS),
+    every_block_of_a_coast_was_empty_before: (SKIPPING, CHECKS),
     one_step_too_many_before_a_shortage: (CRASH, SKIPPING),
     the_heads_missing_block_is_not_watched: (SKIPPING,),
     the_run_stops_after_the_commit: (SKIPPING,),

@@ -23,7 +23,7 @@ from engine.core.registry import PoolConfig
 from sim import integrals as at
 from sim.cost import LinearModel
 from sim.cost_executor import CostExecutor
-from sim.recorder import Recorder
+from sim.pool_state import PoolState
 from sim.replay import LivelockError
 from sim.simulate import Run, RunSpec, simulate
 from tests.sim.cases import CONTIGUOUS, US, Case, play, random_case
@@ -132,7 +132,7 @@ def test_one_slot_too_many_makes_a_check_fail(column, allocator):
 
     trace = synthetic_trace("all-at-once", "fixed:20,20", 5, seed=0)
     assert all(check.holds for check in run(trace, allocator=allocator).checks)
-    with instead(Recorder, "_read", read):
+    with instead(PoolState, "_read", read):
         assert not all(check.holds for check in run(trace, allocator=allocator).checks)
 
 

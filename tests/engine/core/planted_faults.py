@@ -102,7 +102,7 @@ FAULTS: list[dict[str, Any]] = [
     {
         "fault": "new blocks are taken before the hit is touched: a hit evicts itself",
         "where": PAGED + "admit",
-        "line": "        pool.touch(hit.block_ids)\n        new_blocks = pool.take(fresh)\n",
+        "line": "        if held:\n            pool.touch(hit.block_ids)\n        new_blocks = pool.take(fresh)\n",
         "becomes": "        new_blocks = pool.take(fresh)\n        pool.touch(hit.block_ids)\n",
         "suite": "paged",
         "oracle": "manager",

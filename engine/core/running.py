@@ -1,0 +1,172 @@
+"""The running requests of a scheduler: who they are, how each gets its tokens of a step, and who makes room.
+
+Requests are served in running order. Where memory runs out one of them is preempted, by recompute: the last of the
+list, or the least urgent.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from engine.core.allocator import KVAllocator, Refusal
+from engine.core.batch import Draft, Preemption
+from engine.core.decode_set import DecodeSet
+from engine.core.request import Request, Status
+from engine.core.waiting import FcfsQueue, PriorityQueue, WaitingQueue
+
+if TYPE_CHECKING:
+    from engine.core.limits import SchedulerConfig
+
+_order = attrgetter("order")
+
+
+class Running:
+    """What runs, what waits, and the memory between them."""
+
+    def __init__(self, config: SchedulerConfig, allocator: KVAllocator) -> None:
+        self.config = config
+        self.allocator = allocator
+        self.waiting: WaitingQueue = FcfsQueue() if config.policy == "fcfs" else PriorityQueue()
+        self.running: dict[Request, None] = {}
+        """Running order: order of admission."""
+        self.decodes = DecodeSet(allocator.growth_tokens)
+        self._catching_up: list[Request] = []
+        """Running requests that owe more than their last sampled token, in running order."""
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._budget = config.max_num_batched_tokens
+        self._bulk = allocator.growth_tokens is not None
+        """Whether the allocator can serve pure decode steps without a look at each request."""
+
+    def _steps_in_bulk(self, limit: int) -> int:
+        """Steps, at most `limit`, in which budget and memory surely suffice for every decoding request."""
+        decodes, allocator = self.decodes, self.allocator
+        if not self._bulk or len(decodes.members) > self._budget:
+            return 0
+        return allocator.free_run(decodes, limit) if decodes.members else 1
+
+    def _serve_running(self, step: Draft) -> None:
+        decodes, late = self.decodes, self._catching_up
+        if not self._decodes_come_first(step):
+            left = [request for request in list(self.running) if not self._serve(step, request)]
+        elif self._steps_in_bulk(1):
+            self.allocator.advance(decodes, 1)
+            step.budget -= len(decodes.members)
+            left = [request for request in list(late) if not self._serve(step, request)] if late else late
+        else:
+            left = self._serve_short_of_memory(step)
+        for request in left:
+            if request.decoding is not None:  # no budget left: it owes its token until a later step
+                decodes.remove(request)
+                insort(late, request, key=_order)
+
+    def _decodes_come_first(self, step: Draft) -> bool:
+        """Whether every decoding request gets its token before anything else is served, memory permitting."""
+        enough = self._bulk and len(self.decodes.members) <= step.budget
+        return enough and (not self._catching_up or self._come_last(self._catching_up))
+
+    def _serve_short_of_memory(self, step: Draft) -> list[Request]:
+        """Only requests that need a block can be refused; the others' tokens fit in what they hold."""
+        late = list(self._catching_up)
+        order: Sequence[Request]
+        if getattr(self.allocator, "one_free_each", False):
+            order = list(self.decodes)
+        elif self.decodes.num_sharing:  # those that fill a block have it committed, too
+            order = self.decodes.crossing()
+        else:
+            order = list(self.decodes.growing())
+            order = order[self._serve_while_free(step, order) :]
+        budget = step.budget
+        for request in order:
+            self._serve(step, request)
+        step.budget = budget - len(self.decodes.members)
+        return [request for request in late if not self._serve(step, request)]
+
+    def _serve_while_free(self, step: Draft, order: Sequence[Request]) -> int:
+        """Gives the first of those who need a block each theirs, as many as are free; how many that are."""
+        if getattr(self.allocator, "contiguous", False):
+            return 0  # growing may move: each has to be looked at
+        clock = self.decodes.clock + 1
+        totals = [request.base + clock for request in order]
+        refusal = self.allocator.extend(order, totals)
+        if not isinstance(refusal, Refusal):
+            served = len(order)
+        else:
+            served = min(refusal.free_blocks, len(order))
+            if isinstance(self.allocator.extend(order[:served], totals[:served]), Refusal):
+                return 0
+        for request in order[:served]:
+            step.decodes[request] = 1
+        return served
+
+    def _come_last(self, late: list[Request]) -> bool:
+        """Whether those who catch up are the last to be served, and the first to be preempted: in front of decoding
+        requests they would take budget and blocks before them; by priority a decoding one may be the victim."""
+        if self.config.policy == "priority":
+            return False
+        tail = {id(request) for request in islice(reversed(self.running), len(late))}
+        return all(id(request) in tail for request in late)
+
+    def _serve(self, step: Draft, request: Request) -> bool:
+        """Gives one running request its tokens, preempting others (or itself) for memory; False if no budget."""
+        if request.status is not Status.RUNNING:
+            return True
+        if step.budget <= 0:
+            return False
+        decoding = request.decoding is not None
+        computed = request.num_computed_tokens
+        count = 1 if decoding else self._capped(request.known - computed)
+        count = min(count, step.budget, self.config.max_model_len - 1 - computed)
+        while True:
+            grant = self.allocator.extend((request,), (computed + count,))
+            if not isinstance(grant, Refusal):
+                break
+            victim = self._victim()
+            self._preempt(step, victim)
+            if victim is request:
+                return True
+        if grant.moved:
+            step.moves[request] = grant
+        (step.decodes if decoding else step.chunks)[request] = count
+        step.budget -= count
+        return True
+
+    def _capped(self, count: int) -> int:
+        limit = self.config.long_prefill_token_threshold
+        if 0 < limit < count and len(self.running) + len(self.waiting) > 1:
+            return limit
+        return count
+
+    def _victim(self) -> Request:
+        """FCFS: the last of the running list. Priority: the last in the order of the queue, so that among equals the
+        first one keeps what it has and progress is certain."""
+        if self.config.policy == "fcfs":
+            return next(reversed(self.running))
+        return max(self.running, key=lambda r: (r.priority, r.arrival, r.request_id))
+
+    def _preempt(self, step: Draft, victim: Request) -> None:
+        """Takes all memory back; the victim's whole sequence will be recomputed."""
+        step.budget += step.decodes.pop(victim, 0) + step.chunks.pop(victim, 0)
+        moved = step.moves.pop(victim, None)
+        step.preempted.append(Preemption(victim, victim.num_computed_tokens))
+        self._leave(victim)
+        if moved is not None:
+            self.allocator.settle(moved)  # its copies are left out of the batch: nobody reads the old extent
+        victim.computed = 0
+        victim.status = Status.PREEMPTED
+        victim.num_preemptions += 1
+        self.waiting.put_back(victim)
+
+    def _leave(self, request: Request) -> None:
+        """The request stops running: memory and row are free again."""
+        if request.decoding is not None:
+            self.decodes.remove(request)
+        elif request in self._catching_up:
+            self._catching_up.remove(request)
+        self.allocator.free(request)
+        del self.running[request]
+        self._free_rows.append(request.row)
+        request.row = -1

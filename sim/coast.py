@@ -1,0 +1,55 @@
+"""Coasting: nobody waits and all that run decode, so the replay goes from stop to stop without a batch.
+
+Until the next arrival nothing is decided. All that happens is that requests take blocks and stop, in an order that
+the decode set and the executor know beforehand. Any turn that is not plain (memory may run short, a step model with
+knees, a picture due, the end of the run) is left to the scheduler, which decides the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.progression import steps_to_reach
+
+if TYPE_CHECKING:
+    from engine.core.scheduler import Scheduler
+    from sim.cost_executor import CostExecutor
+    from sim.recorder import Recorder
+
+
+class Coast:
+    """Turns of pure decoding, for executors that know lengths and time by themselves."""
+
+    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._recorder = recorder
+
+    def run(self, now: int, until: int, end: int) -> int:
+        """From the step boundary `now` to the first one at or after `until`, or to where the scheduler must decide.
+
+        Only where the scheduler `may_coast`; the answer is `now` itself if it must decide at once. A step that would
+        run beyond `end` is left alone.
+        """
+        scheduler, executor, recorder = self._scheduler, self._executor, self._recorder
+        decodes = scheduler.decodes
+        while now < until and decodes.members:
+            stop, first, slope = executor.line(decodes)
+            if slope is None:
+                break
+            steps = most = stop - decodes.clock
+            duration = steps * first + slope * (steps * (steps - 1) // 2)
+            if now + duration > until:
+                steps = steps_to_reach(first, slope, until - now)
+                duration = steps * first + slope * (steps * (steps - 1) // 2)
+            growth = scheduler.coast(steps) if now + duration <= end else None
+            if growth is None:
+                break
+            if len(growth) < steps:
+                steps = len(growth)
+                duration = steps * first + slope * (steps * (steps - 1) // 2)
+            recorder.coasted(now, first, slope, duration, growth)
+            now += duration
+            if steps == most:
+                recorder.finished(now, scheduler.finish(executor.stopped_at(stop)))
+        return now
