@@ -17,36 +17,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from engine.attention.kernels.hopper_producer import HALF, WORK_FIELDS, WORK_SLOTS
+from engine.attention.kernels.hopper_producer import HALF, WORK_SLOTS, receive
 from engine.attention.kernels.hopper_softmax import after, await_turn, pack, pass_turn, unpack, weights
 
 ROWS = gl.constexpr(64)
 """Query rows of a warpgroup: the M of its matrix instruction."""
 PIECE = gl.constexpr(32)
 """Rows of V that `clear_tail` handles at a time."""
-
-
-@gluon.jit
-def _field(fields, index, which: gl.constexpr):
-    return gl.sum(gl.where(index == which, fields, 0), 0)
-
-
-@gluon.jit
-def _receive(work, full, count):
-    """(tiles, token, queries, low, length, KV head) of the count-th piece of work; no tiles: the end."""
-    layout: gl.constexpr = gl.BlockedLayout([WORK_FIELDS], [32], [4], [0])
-    slot = count % WORK_SLOTS
-    mbarrier.wait(full.index(slot), (count // WORK_SLOTS) & 1)
-    fields = work.index(slot).load(layout)
-    index = gl.arange(0, WORK_FIELDS, layout)
-    return (
-        _field(fields, index, 0),
-        _field(fields, index, 1),
-        _field(fields, index, 2),
-        _field(fields, index, 3),
-        _field(fields, index, 4),
-        _field(fields, index, 5),
-    )
 
 
 @gluon.jit
@@ -205,18 +182,19 @@ def _last_values(v_ring, number, p, acc, STAGES: gl.constexpr):
 @gluon.jit
 def consume(
     Q, OUT, q_buffers, rings, work_ring, q_t, q_h, out_t, out_h, scale, group, tile_queries,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, TMA_Q: gl.constexpr,
-    WHICH: gl.constexpr,
+    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, GROUP: gl.constexpr,
+    TMA_Q: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """All work of warpgroup WHICH of the program."""
-    work, full, empty = work_ring
+    group = GROUP if TMA_Q else group  # a power of two: rows are cheap to divide anew, dear to keep
+    _, _, empty = work_ring
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     count = 0
     consumed = 0
     if PINGPONG and WHICH == 1:
         pass_turn(gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, s_layout)), WHICH)
-    tiles, token, queries, low, length, kv_head = _receive(work, full, count)
+    tiles, token, queries, low, length, kv_head, _, _ = receive(work_ring, count, 4)
     while tiles > 0:
         q_buffer = q_buffers.index(count % WORK_SLOTS * 2 + WHICH)
         if not TMA_Q:
@@ -232,6 +210,6 @@ def consume(
         )  # fmt: skip
         consumed += tiles
         count += 1
-        tiles, token, queries, low, length, kv_head = _receive(work, full, count)
+        tiles, token, queries, low, length, kv_head, _, _ = receive(work_ring, count, 4)
     if PINGPONG and WHICH == 0:
         await_turn(gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, s_layout)), WHICH)

@@ -1,9 +1,9 @@
-"""The producer warp of the Hopper prefill kernel: finds query tiles, and brings their K and V into shared memory.
+"""The producer warps of the Hopper prefill kernel: one finds query tiles and brings their Q and K, one brings their V.
 
-Work goes to the consumers as eight int32 in a ring of two slots, K and V tile by tile in rings of STAGES tiles. A tile
-of BLOCK_N keys is BLOCK_N / BOX boxes of consecutive slots of one block, and two halves of 64 columns: in the 128-byte
-swizzled layout a half is a run of 128-byte rows in which eight rows repeat the pattern, so that every box is a piece of
-the tile by itself, whatever block it came from.
+Work goes to the other warps as eight int32 in a ring of two slots, beside Q; K and V come tile by tile in rings of
+STAGES tiles, the last tile of a sequence first. A tile of BLOCK_N keys is BLOCK_N / BOX boxes of consecutive slots of
+one block, by D / 64 halves of 64 columns: in the 128-byte swizzled layout a half is a run of 128-byte rows in which
+eight rows repeat the pattern, so that every box is a piece of the tile by itself, whatever block it came from.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -63,12 +63,13 @@ def locate_tile(query_starts, num_seqs, item, tile_queries, layout: gl.constexpr
 
 @gluon.jit
 def _send(
-    Q_DESC, q_buffers, work_ring, count, fields, GROUP: gl.constexpr, TMA_Q: gl.constexpr, layout: gl.constexpr
+    Q_DESC, q_buffers, work_ring, count, fields, GROUP: gl.constexpr, TMA_Q: gl.constexpr
 ):  # fmt: skip
     """The count-th piece of work into its slot: `fields`, int32 each, and, with TMA_Q, its rows of Q."""
     work, full, empty = work_ring
     slot = count % WORK_SLOTS
     ready = full.index(slot)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     index = gl.arange(0, WORK_FIELDS, layout)
     value = gl.full([WORK_FIELDS], 0, gl.int32, layout)
     for field in gl.static_range(len(fields)):
@@ -87,6 +88,33 @@ def _send(
             tma.async_copy_global_to_shared(Q_DESC, place, ready, tiles.index(slot * 2 + which))
     else:
         mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def _field(fields, index, which: gl.constexpr):
+    return gl.sum(gl.where(index == which, fields, 0), 0)
+
+
+@gluon.jit
+def receive(work_ring, count, WARPS: gl.constexpr):
+    """(tiles, token, queries, low, length, KV head, sequence, base row) of the count-th piece of work; no tiles: the
+    end."""
+    work, full, _ = work_ring
+    layout: gl.constexpr = gl.BlockedLayout([WORK_FIELDS], [32], [WARPS], [0])
+    slot = count % WORK_SLOTS
+    mbarrier.wait(full.index(slot), (count // WORK_SLOTS) & 1)
+    fields = work.index(slot).load(layout)
+    index = gl.arange(0, WORK_FIELDS, layout)
+    return (
+        _field(fields, index, 0),
+        _field(fields, index, 1),
+        _field(fields, index, 2),
+        _field(fields, index, 3),
+        _field(fields, index, 4),
+        _field(fields, index, 5),
+        _field(fields, index, 6),
+        _field(fields, index, 7),
+    )
 
 
 @gluon.jit
@@ -114,40 +142,40 @@ def _box_rows(
 
 @gluon.jit
 def _load_tile(
-    desc, buffers, full, empty, stage, phase, rows, column, BOX: gl.constexpr, BOXES: gl.constexpr
+    desc, buffers, full, empty, stage, phase, rows, column,
+    BOX: gl.constexpr, BOXES: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
-    """K or V of one tile into `stage`, when it is free; buffers [STAGES * 2 * BOXES, BOX, HALF]."""
+    """K or V of one tile into `stage`, when it is free; buffers [STAGES * HALVES * BOXES, BOX, HALF]."""
     ready = full.index(stage)
     mbarrier.wait(empty.index(stage), phase ^ 1)
-    mbarrier.expect(ready, BOX * BOXES * 2 * HALF * 2)
-    for half in gl.static_range(2):
+    mbarrier.expect(ready, BOX * BOXES * HALVES * HALF * 2)
+    for half in gl.static_range(HALVES):
         for box in gl.static_range(BOXES):
-            piece = buffers.index((stage * 2 + half) * BOXES + box)
+            piece = buffers.index((stage * HALVES + half) * BOXES + box)
             tma.async_copy_global_to_shared(desc, [rows[box], column + half * HALF], ready, piece)
 
 
 @gluon.jit
-def _load_keys(
-    K_DESC, V_DESC, rings, table, tiles, last, base_row, column, rows_b, block_size, loaded,
+def _load_ring(
+    desc, ring, table, tiles, last, base_row, column, rows_b, block_size, loaded,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr,
 ):  # fmt: skip
-    """K and V of a query tile, last tile of keys first; the number of tiles loaded so far."""
-    k_ring, v_ring = rings
-    k_buffers, k_full, k_empty = k_ring
-    v_buffers, v_full, v_empty = v_ring
+    """K or V of a query tile, last tile of keys first; the number of tiles loaded so far.
+
+    Table entries are loaded before the wait for a free stage, so that their latency is not added to it.
+    """
+    buffers, full, empty = ring
     BOXES: gl.constexpr = BLOCK_N // BOX
-    k_boxes = k_buffers._reinterpret(K_DESC.dtype, [STAGES * 2 * BOXES, BOX, HALF], K_DESC.layout)
-    v_boxes = v_buffers._reinterpret(V_DESC.dtype, [STAGES * 2 * BOXES, BOX, HALF], V_DESC.layout)
+    HALVES: gl.constexpr = buffers.shape[2] // HALF
+    boxes = buffers._reinterpret(desc.dtype, [STAGES * HALVES * BOXES, BOX, HALF], desc.layout)
     start = (tiles - 1) * BLOCK_N
     rows = _box_rows(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
     for _ in range(tiles):
-        stage = loaded % STAGES
-        phase = (loaded // STAGES) & 1
-        _load_tile(K_DESC, k_boxes, k_full, k_empty, stage, phase, rows, column, BOX, BOXES)
-        start -= BLOCK_N
-        ahead = _box_rows(table, gl.maximum(start, 0), last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
-        _load_tile(V_DESC, v_boxes, v_full, v_empty, stage, phase, rows, column, BOX, BOXES)
-        rows = ahead
+        _load_tile(
+            desc, boxes, full, empty, loaded % STAGES, (loaded // STAGES) & 1, rows, column, BOX, BOXES, HALVES
+        )  # fmt: skip
+        start = gl.maximum(start - BLOCK_N, 0)
+        rows = _box_rows(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
         loaded += 1
     return loaded
 
@@ -163,15 +191,15 @@ def _place(QUERY_STARTS, SEQ_LENS, item, num_seqs, tile_queries, layout: gl.cons
 
 
 @gluon.jit
-def produce(
-    Q_DESC, K_DESC, V_DESC, q_buffers, rings, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, table_s, kv_h,
-    rows_b, num_seqs, num_kv_heads, tile_queries, block_size,
+def produce_keys(
+    Q_DESC, K_DESC, q_buffers, k_ring, work_ring, TABLE, QUERY_STARTS, SEQ_LENS, NEXT_ITEM, table_s, kv_h, rows_b,
+    num_seqs, num_kv_heads, tile_queries, block_size,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr, DYNAMIC: gl.constexpr,
     GROUP: gl.constexpr, TMA_Q: gl.constexpr,
 ):  # fmt: skip
-    """All work of this program. Items go head by head, sequence by sequence, the last query tile of each first."""
+    """All work of this program, its Q and K. Items go head by head, sequence by sequence, the last query tile of each
+    first."""
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
-    sending: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     per_head = count_tiles(QUERY_STARTS, num_seqs, tile_queries, layout)
     item = gl.program_id(0)
     count = 0
@@ -185,18 +213,38 @@ def produce(
         low = length - queries + first
         high = gl.minimum(low + tile_queries, length)
         tiles = gl.maximum((high + BLOCK_N - 1) // BLOCK_N, 1)
-        fields = (tiles, start + first, queries - first, low, length, kv_head)
-        _send(Q_DESC, q_buffers, work_ring, count, fields, GROUP, TMA_Q, sending)
         base_row = 0
         if PAGES == "contiguous":
             base_row = gl.load(TABLE + seq).to(gl.int32)
-        loaded = _load_keys(
-            K_DESC, V_DESC, rings, TABLE + seq.to(gl.int64) * table_s, tiles, high - 1, base_row, kv_head * kv_h,
-            rows_b, block_size, loaded, BLOCK_N, STAGES, BOX, PAGES,
+        fields = (tiles, start + first, queries - first, low, length, kv_head, seq, base_row)
+        _send(Q_DESC, q_buffers, work_ring, count, fields, GROUP, TMA_Q)
+        loaded = _load_ring(
+            K_DESC, k_ring, TABLE + seq.to(gl.int64) * table_s, tiles, high - 1, base_row, kv_head * kv_h, rows_b,
+            block_size, loaded, BLOCK_N, STAGES, BOX, PAGES,
         )  # fmt: skip
         count += 1
         if DYNAMIC:
             item = gl.num_programs(0) + gl.atomic_add(NEXT_ITEM, 1, sem="relaxed")
         else:
             item += gl.num_programs(0)
-    _send(Q_DESC, q_buffers, work_ring, count, (0, 0, 0, 0, 0, 0), GROUP, False, sending)
+    _send(Q_DESC, q_buffers, work_ring, count, (0, 0, 0, 0, 0, 0, 0, 0), GROUP, False)
+
+
+@gluon.jit
+def produce_values(
+    V_DESC, v_ring, work_ring, TABLE, table_s, kv_h, rows_b, tile_queries, block_size,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr,
+):  # fmt: skip
+    """V of all work of this program."""
+    count = 0
+    loaded = 0
+    tiles, _, _, low, length, kv_head, seq, base_row = receive(work_ring, count, 1)
+    while tiles > 0:
+        _, _, empty = work_ring
+        mbarrier.arrive(empty.index(count % WORK_SLOTS), count=1)
+        loaded = _load_ring(
+            V_DESC, v_ring, TABLE + seq.to(gl.int64) * table_s, tiles, gl.minimum(low + tile_queries, length) - 1,
+            base_row, kv_head * kv_h, rows_b, block_size, loaded, BLOCK_N, STAGES, BOX, PAGES,
+        )  # fmt: skip
+        count += 1
+        tiles, _, _, low, length, kv_head, seq, base_row = receive(work_ring, count, 1)

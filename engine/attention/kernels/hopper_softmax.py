@@ -10,11 +10,27 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
+def visible(s, keys, position):
+    """Scores of keys up to the row's position, minus infinity for others; keys [N], position [ROWS].
+
+    In assembly, because LLVM gathers the comparisons of a tile in bits of 16-bit registers, and takes them out again.
+    """
+    keys, position = gl.broadcast(keys[None, :], position[:, None])
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred seen; setp.le.s32 seen, $2, $3; selp.f32 $0, $1, 0fFF800000, seen; }",
+        "=f,f,r,r",
+        [s, keys, position],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
 def weights(s, maximum, position, start, scale, BLOCK_N: gl.constexpr, MASKED: gl.constexpr):
     """Of scores [ROWS, BLOCK_N]: the new maximum in base 2, and the weights relative to it."""
     if MASKED:
-        keys = start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
-        s = gl.where(keys[None, :] <= position[:, None], s, float("-inf"))
+        s = visible(s, start + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout)), position)
     new_maximum = gl.maximum(maximum, gl.max(s, 1) * scale)
     return new_maximum, gl.exp2(s * scale - new_maximum[:, None])
 

@@ -23,7 +23,7 @@ HALF = 64
 """Columns of a box of K or V."""
 SWIZZLE_ROWS = 8
 """Rows after which the swizzle repeats: the smallest box."""
-HEAD_SIZES = (128,)
+HEAD_SIZES = (64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
 CAPABILITY = 9
 """Major compute capability whose warpgroup instructions the kernel is made of."""
