@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,8 @@ class AttentionMetadata:
     """[T] int64."""
     num_decodes: int = 0
     """The first rows, each with one query token; as many tokens."""
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a backend works out once for all layers of the step, by a key of its own."""
 
     def __post_init__(self) -> None:
         check_index("seq_lens", self.seq_lens, ("S",), torch.int32)

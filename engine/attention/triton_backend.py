@@ -64,6 +64,8 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
             "window": config.window,
             "soft_cap": config.soft_cap,
         }
+        if step.num_decodes:
+            shared["plan"] = self._plan(query[: step.num_decodes], k_cache.shape[1], step)
         if not step.num_prefills:
             return launch.decode_attention(query, k_cache, v_cache, step.block_table, step.seq_lens, **shared)
         addresses = step.block_table, step.query_start_loc, step.seq_lens
@@ -71,6 +73,18 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
         if not step.num_decodes:
             return launch.prefill_attention(query, k_cache, v_cache, *addresses, **shared)
         return launch.mixed_attention(query, k_cache, v_cache, *addresses, num_decodes=step.num_decodes, **shared)
+
+    def _plan(self, query: torch.Tensor, block_size: int, step: AttentionMetadata) -> Any:
+        """Of the step's decodes, query [num_decodes, H, D]: made by the first layer, found by the others."""
+        from engine.attention.kernels import launch, launch_decode, tuning
+
+        shape = launch_decode.shape_of(query, self.config.num_kv_heads, step.max_seq_len, block_size)
+        key = shape, self.config.window
+        if key not in step.plans:
+            config = tuning.decode_config(shape)
+            lengths = step.seq_lens[: step.num_decodes]
+            step.plans[key] = launch.plan_decode(lengths, shape, config, window=self.config.window)
+        return step.plans[key]
 
 
 class TritonBackend(AttentionBackend):

@@ -48,7 +48,8 @@ class Paged:
 
     def _decode(self, problem: Problem) -> Entry:
         attend, config = launcher("decode_attention"), self.config or heuristic(problem, paged=True)
-        options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "config": config}
+        plan = planned(problem, config, paged=True)
+        options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "plan": plan}
         tables = (problem.block_table, problem.seq_lens)
         calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
@@ -65,7 +66,8 @@ class Paged:
 
         attend, config = launcher("mixed_attention"), self.config or mixed_config()
         num_decodes = sum(query == 1 for query in problem.shape.query_lens)
-        options = {**_bounds(problem), "num_decodes": num_decodes, "config": config}
+        plan = planned(problem, config.decode, paged=True, num_seqs=num_decodes)
+        options = {**_bounds(problem), "num_decodes": num_decodes, "config": config, "plan": plan}
         tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
         calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
@@ -93,7 +95,8 @@ class Twin:
         tables: tuple[Any, ...] = (problem.starts, problem.query_start_loc, problem.seq_lens)
         if kind == "decode":
             tables = (problem.starts, problem.seq_lens)
-            del options["max_query_len"]
+            options = {**options, "plan": planned(problem, config, paged=False)}
+            del options["max_query_len"], options["config"]
         kernel = launcher(f"{kind}_contiguous")
 
         def call(one: InputSet) -> Any:
@@ -139,6 +142,21 @@ def heuristic(problem: Problem, *, paged: bool) -> Any:
     most = max(shape.query_lens)
     seen = prefill_shape(q, problem.seq_lens, kv_heads, most, longest, block_size if paged else 0)
     return chosen_config(q, k, v, seen)
+
+
+def planned(problem: Problem, config: Any, *, paged: bool, num_seqs: int | None = None) -> Any:
+    """The plan of the first `num_seqs` sequences.
+
+    Made before the measurement, as an engine makes it once a step for all layers, and as the libraries' plans are.
+    """
+    from engine.attention.kernels.launch import plan_decode
+    from engine.attention.kernels.launch_decode import shape_of
+    from engine.attention.kernels.tuning import decode_config
+
+    shape, lengths = problem.shape, problem.seq_lens[:num_seqs]
+    block_size = shape.block_size if paged else 0
+    seen = shape_of(problem.sets[0].q[: len(lengths)], shape.heads.num_kv_heads, max(shape.seq_lens), block_size)
+    return plan_decode(lengths, seen, config or decode_config(seen))
 
 
 def equal(problem: Problem) -> Any:

@@ -2,8 +2,8 @@
 
 `decode_kernel` computes one piece of one sequence for one KV head: the group's query heads are the rows of the dot
 products. A sequence of a single piece is finished there; the others leave (normalised output, log2-sum-exp) per piece,
-and `reduce_kernel` merges them (the merge law of `engine.attention.merge`). Piece lengths come from all lengths of the
-batch (`work`): long sequences are cut into pieces no longer than a fair share of the device, short ones stay whole.
+and `reduce_kernel` merges them (the merge law of `engine.attention.merge`). A `plan` says who takes which piece: long
+sequences are cut into pieces no longer than a fair share of the device, short ones stay whole.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from engine.attention.kernels.tiles import attend, row_offsets, table_entries
-from engine.attention.kernels.work import first_item_of, locate_piece, span_of
+from engine.attention.kernels.work import span_of
 
 
 @triton.jit
@@ -78,32 +78,30 @@ def _store_piece(
         tl.store(LSE + heads, maximum + tl.log2(total), mask=alive)
 
 
-@triton.jit(do_not_specialize=["table_s", "num_seqs", "num_heads", "group", "max_pieces", "min_tiles", "min_whole",
-                               "window", "block_size", "block_shift"])  # fmt: skip
+@triton.jit(do_not_specialize=["table_s", "num_heads", "group", "window", "block_size", "block_shift"])
 def decode_kernel(
-    Q, K, V, TABLE, SEQ_LENS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
-    num_seqs, num_heads, group, max_pieces, min_tiles, min_whole, window, block_size, block_shift,
+    Q, K, V, TABLE, SEQ_LENS, ITEMS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
+    num_heads, group, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
-    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    ONE_GROUP: tl.constexpr, UPCAST: tl.constexpr,
+    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
-    or with PAGES == "contiguous" the first row of each sequence, int64 [S]."""
+    or with PAGES == "contiguous" the first row of each sequence, int64 [S]. ITEMS as in `plan`; unless SPLIT, item s
+    is sequence s."""
     item = tl.program_id(1)
     seq = item
     pieces = 1
-    piece = 0
     if SPLIT:
-        seq, first_item, per_piece = locate_piece(
-            SEQ_LENS, num_seqs, item, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
-        )  # fmt: skip
-        if seq >= num_seqs:
+        seq = tl.load(ITEMS + item * 4)
+        if seq < 0:
             return
-        piece = item - first_item
     length = tl.load(SEQ_LENS + seq)
-    first, first_tile, tiles = span_of(length, window, BLOCK_N, WINDOW)
+    first, tile, tiles = span_of(length, window, BLOCK_N, WINDOW)
+    end_tile = tile + tiles
     if SPLIT:
-        pieces = tl.maximum((tiles + per_piece - 1) // per_piece, 1)
+        tile = tl.load(ITEMS + item * 4 + 1)
+        end_tile = tl.load(ITEMS + item * 4 + 2)
+        pieces = tl.load(ITEMS + item * 4 + 3)
     head_tiles = (group + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // head_tiles
     in_group = tl.program_id(0) % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -113,8 +111,7 @@ def decode_kernel(
     if PAGES == "contiguous":
         base += tl.load(TABLE + seq) * kv_t
     maximum, total, acc = _attend_piece(
-        q, K + base, V + base, TABLE + seq.to(tl.int64) * table_s,
-        first_tile + tiles * piece // pieces, first_tile + tiles * (piece + 1) // pieces, first, length,
+        q, K + base, V + base, TABLE + seq.to(tl.int64) * table_s, tile, end_tile, first, length,
         kv_b, kv_t, block_size, block_shift, scale, soft_cap,
         D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
     )  # fmt: skip
@@ -125,25 +122,19 @@ def decode_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_heads", "max_pieces", "min_tiles", "min_whole", "window"])
+@triton.jit(do_not_specialize=["num_heads"])
 def reduce_kernel(
-    SEQ_LENS, OUT, PART, LSE, out_s, out_h, num_seqs, num_heads, max_pieces, min_tiles, min_whole, window,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, WINDOW: tl.constexpr,
-    GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
+    SEQS, OUT, PART, LSE, out_s, out_h, num_heads, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr
 ):  # fmt: skip
-    """Grid (S, H): merges a sequence's pieces of one head, BLOCK_P at a time. Sequences of one piece are finished
-    already and leave at once. Same arguments as the decode that came before, hence the same pieces."""
+    """Grid (S, H): merges a sequence's pieces of one head, BLOCK_P at a time; those of one piece are finished already.
+    SEQS as in `plan`."""
     seq = tl.program_id(0)
-    _, _, tiles = span_of(tl.load(SEQ_LENS + seq), window, BLOCK_N, WINDOW)
-    first_item, per_piece = first_item_of(
-        SEQ_LENS, seq, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
-    )  # fmt: skip
-    pieces = (tiles + per_piece - 1) // per_piece
+    pieces = tl.load(SEQS + seq * 2 + 1)
     if pieces <= 1:
         return
     head = tl.program_id(1)
     out = OUT + seq.to(tl.int64) * out_s + head * out_h
-    row = first_item.to(tl.int64) * num_heads + head
+    row = tl.load(SEQS + seq * 2).to(tl.int64) * num_heads + head
     _merge_pieces(out, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P)
 
 

@@ -5,12 +5,15 @@ from engine.attention.kernels.kv_write import write_kv
 from engine.attention.kernels.launch_decode import decode_attention, decode_contiguous
 from engine.attention.kernels.launch_mixed import mixed_attention
 from engine.attention.kernels.launch_prefill import prefill_attention, prefill_contiguous
+from engine.attention.kernels.plan import DecodePlan, plan_decode
 
 __all__ = [
+    "DecodePlan",
     "copy_blocks",
     "decode_attention",
     "decode_contiguous",
     "mixed_attention",
+    "plan_decode",
     "prefill_attention",
     "prefill_contiguous",
     "write_kv",

@@ -22,10 +22,9 @@ from engine.attention.kernels.inputs import (
     score_factors,
 )
 from engine.attention.kernels.pages import Mode, Pages
+from engine.attention.kernels.plan import Cut, DecodePlan, plan_decode
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, decode_config, decode_contiguous_config
-from engine.attention.kernels.work import group_of
 
-MAX_BLOCK_M = 64
 PIECES_AT_ONCE = 32
 """Pieces that a program of the reduction loads together."""
 
@@ -41,6 +40,7 @@ def decode_attention(
     max_seq_len: int,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
+    plan: DecodePlan | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
     config: DecodeConfig | None = None,
@@ -50,16 +50,17 @@ def decode_attention(
     q [S, H, D]; k_cache, v_cache [NB, BS, KH, D], views of equal strides, head size innermost; block_table [S,
     max_blocks] int32; seq_lens [S] int32, at most max_seq_len; a sequence of length 0 gets zeros. `window` > 0: the
     last `window` tokens only, the query's own included. `soft_cap` > 0: scores s become soft_cap * tanh(s / soft_cap).
-    `workspace` float32 of `decode_workspace(...)` elements, else allocated. Returns `out` [S, H, D], written in place.
+    `workspace` float32 of `decode_workspace(...)` elements, else allocated. A `plan` of these lengths and shape, made
+    once for all layers, brings its own config; else one is made. Returns `out` [S, H, D], written in place.
     AttentionInputError before anything is launched.
     """
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_one_query_each(q, seq_lens)
     block_size = k_cache.shape[1]
     shape = shape_of(q, k_cache.shape[2], max_seq_len, block_size)
-    cut = Cut.of(shape, config or decode_config(shape), window)
-    pages = Pages.of(block_size, cut.config.block_n)
-    call = _Call(score_factors(scale, window, soft_cap), window, soft_cap, pages, cut)
+    factor = score_factors(scale, window, soft_cap)
+    plan = _planned(plan, seq_lens, shape, config or decode_config(shape), window)
+    call = _Call(factor, soft_cap, Pages.of(block_size, plan.cut.config.block_n), plan)
     return _launch(q, k_cache, v_cache, block_table, seq_lens, out, workspace, call)
 
 
@@ -74,6 +75,7 @@ def decode_contiguous(
     max_seq_len: int,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
+    plan: DecodePlan | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
     config: DecodeConfig | None = None,
@@ -85,8 +87,9 @@ def decode_contiguous(
     check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
     check_one_query_each(q, seq_lens)
     shape = shape_of(q, k.shape[1], max_seq_len, 0)
-    cut = Cut.of(shape, config or decode_contiguous_config(shape), window)
-    call = _Call(score_factors(scale, window, soft_cap), window, soft_cap, Pages.contiguous(), cut)
+    factor = score_factors(scale, window, soft_cap)
+    plan = _planned(plan, seq_lens, shape, config or decode_contiguous_config(shape), window)
+    call = _Call(factor, soft_cap, Pages.contiguous(), plan)
     return _launch(q, k[None], v[None], starts, seq_lens, out, workspace, call)
 
 
@@ -113,55 +116,20 @@ def decode_workspace(shape: DecodeShape, config: DecodeConfig, window: int = 0) 
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a batch's keys are cut: bounds from the host, the cuts themselves are the device's (`work`)."""
-
-    config: DecodeConfig
-    shape: DecodeShape
-    block_m: int
-    grid_heads: int
-    """Programs a work item: KV heads, times the tiles of a group wider than block_m."""
-    max_pieces: int
-    min_tiles: int
-    min_whole: int
-    """Sequences that fill the device as they are, where their lengths are about equal."""
-    max_items: int
-    """Work items at most: axis 1 of the grid."""
-
-    @classmethod
-    def of(cls, shape: DecodeShape, config: DecodeConfig, window: int) -> Cut:
-        """Bounds for lengths up to shape.max_seq_len."""
-        block_m = min(MAX_BLOCK_M, padded(shape.group))
-        grid_heads = shape.num_kv_heads * -(-shape.group // block_m)
-        max_pieces = max(1, config.programs // grid_heads)
-        min_tiles = max(1, config.min_piece_tokens // config.block_n)
-        longest = -(-shape.max_seq_len // config.block_n)
-        if window:
-            longest = min(longest, -(-window // config.block_n) + 1)
-        per_seq = 1 if max_pieces == 1 else max(1, -(-longest // min_tiles))
-        items = min(shape.num_seqs * per_seq, shape.num_seqs + max_pieces)
-        min_whole = -(-config.whole_programs // grid_heads)
-        return cls(config, shape, block_m, grid_heads, max_pieces, min_tiles, min_whole, items)
-
-    @property
-    def split(self) -> bool:
-        """Whether any sequence may be in several pieces."""
-        return self.max_items > self.shape.num_seqs
-
-    @property
-    def floats(self) -> int:
-        """Elements of the workspace: a normalised row and a log-sum-exp per item and head."""
-        heads = self.shape.num_kv_heads * self.shape.group
-        return self.max_items * heads * (self.shape.head_size + 1) if self.split else 0
-
-
-@dataclass(frozen=True, slots=True)
 class _Call:
     scale: float
-    window: int
     soft_cap: float
     pages: Pages
-    cut: Cut
+    plan: DecodePlan
+
+
+def _planned(
+    plan: DecodePlan | None, seq_lens: torch.Tensor, shape: DecodeShape, config: DecodeConfig, window: int
+) -> DecodePlan:
+    if plan is None:
+        return plan_decode(seq_lens, shape, config, window=window)
+    plan.check(shape, window)
+    return plan
 
 
 def _launch(
@@ -176,7 +144,7 @@ def _launch(
 ) -> torch.Tensor:
     """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    cut = call.cut
+    plan, cut = call.plan, call.plan.cut
     if workspace is None:
         workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
     check_workspace(workspace, cut.floats, q)
@@ -184,26 +152,21 @@ def _launch(
     if num_seqs == 0:
         return out
     lse = workspace[cut.floats // (head_size + 1) * head_size :]
-    windowed = call.window > 0
     with on_device(q):
         decode_kernel[(cut.grid_heads, cut.max_items)](
-            q, k, v, table, seq_lens, out, workspace, lse,
+            q, k, v, table, seq_lens, plan.items, out, workspace, lse,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
-            out.stride(0), out.stride(1),
-            call.scale, call.soft_cap, num_seqs, num_heads, cut.shape.group, cut.max_pieces, cut.min_tiles,
-            cut.min_whole, call.window,
+            out.stride(0), out.stride(1), call.scale, call.soft_cap, num_heads, cut.shape.group, plan.window,
             call.pages.block_size, call.pages.shift,
             **decode_options(
-                cut.config, head_size, cut.block_m, call.pages.mode, windowed=windowed, capped=call.soft_cap > 0,
-                split=cut.split, num_seqs=num_seqs, upcast=upcast(decode_kernel, q.dtype),
+                cut.config, head_size, cut.block_m, call.pages.mode, windowed=plan.window > 0,
+                capped=call.soft_cap > 0, split=cut.split, upcast=upcast(decode_kernel, q.dtype),
             ),
         )  # fmt: skip
         if cut.split:
             reduce_kernel[(num_seqs, num_heads)](
-                seq_lens, out, workspace, lse, out.stride(0), out.stride(1),
-                num_seqs, num_heads, cut.max_pieces, cut.min_tiles, cut.min_whole, call.window,
-                **reduce_options(cut.config, head_size, windowed=windowed, num_seqs=num_seqs),
-            )  # fmt: skip
+                plan.seqs, out, workspace, lse, out.stride(0), out.stride(1), num_heads, **reduce_options(head_size)
+            )
     return out
 
 
@@ -216,11 +179,9 @@ def decode_options(
     windowed: bool,
     capped: bool,
     split: bool,
-    num_seqs: int,
     upcast: bool = False,
 ) -> dict[str, Any]:
-    """What is compiled into decode_kernel; of `num_seqs` its group, where anything is split."""
-    group, one_group = group_of(num_seqs) if split else (1, True)
+    """What is compiled into decode_kernel."""
     return {
         "D": head_size,
         "BLOCK_D": padded(head_size),
@@ -231,16 +192,12 @@ def decode_options(
         "WINDOW": windowed,
         "SOFT_CAP": capped,
         "SPLIT": split,
-        "GROUP": group,
-        "ONE_GROUP": one_group,
         "UPCAST": upcast,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
 
 
-def reduce_options(config: DecodeConfig, head_size: int, *, windowed: bool, num_seqs: int) -> dict[str, Any]:
+def reduce_options(head_size: int) -> dict[str, Any]:
     """What is compiled into reduce_kernel."""
-    sizes = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_N": config.block_n, "BLOCK_P": PIECES_AT_ONCE}
-    group, one_group = group_of(num_seqs)
-    return {**sizes, "WINDOW": windowed, "GROUP": group, "ONE_GROUP": one_group, "num_warps": 4}
+    return {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_P": PIECES_AT_ONCE, "num_warps": 4}

@@ -17,6 +17,7 @@ from engine.attention.kernels.device import on_device
 from engine.attention.kernels.inputs import check_paged, check_query_starts
 from engine.attention.kernels.launch_decode import decode_attention
 from engine.attention.kernels.launch_prefill import prefill_attention
+from engine.attention.kernels.plan import DecodePlan
 from engine.attention.kernels.tuning import MixedConfig, mixed_config
 
 
@@ -34,13 +35,15 @@ def mixed_attention(
     max_seq_len: int,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
+    plan: DecodePlan | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
     config: MixedConfig | None = None,
 ) -> torch.Tensor:
     """`prefill_attention` of a batch whose first `num_decodes` sequences have one query token each.
 
-    Rows of q and out are in the order of the sequences: decodes, then chunks. AttentionInputError before a launch.
+    Rows of q and out are in the order of the sequences: decodes, then chunks. `plan`: of the decodes alone.
+    AttentionInputError before a launch.
     """
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
@@ -50,7 +53,7 @@ def mixed_attention(
     n = num_decodes
     decodes = functools.partial(
         decode_attention, q[:n], k_cache, v_cache, block_table[:n], seq_lens[:n], scale=scale, max_seq_len=max_seq_len,
-        out=out[:n], workspace=workspace, window=window, soft_cap=soft_cap, config=config.decode,
+        out=out[:n], workspace=workspace, plan=plan, window=window, soft_cap=soft_cap, config=config.decode,
     )  # fmt: skip
     chunks = functools.partial(
         prefill_attention, q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], scale=scale,

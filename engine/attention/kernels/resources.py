@@ -35,6 +35,8 @@ WARP = 32
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {
     "SEQ_LENS": "*i32",
+    "ITEMS": "*i32",
+    "SEQS": "*i32",
     "QUERY_STARTS": "*i32",
     "PART": "*fp32",
     "LSE": "*fp32",

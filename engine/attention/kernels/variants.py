@@ -14,9 +14,10 @@ from engine.attention.kernels.copy_blocks import ELEMENTS, copy_kernel
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
 from engine.attention.kernels.inputs import padded
 from engine.attention.kernels.kv_write import write_kernel, write_options
-from engine.attention.kernels.launch_decode import Cut, decode_options, reduce_options
+from engine.attention.kernels.launch_decode import decode_options, reduce_options
 from engine.attention.kernels.launch_prefill import prefill_options
 from engine.attention.kernels.pages import Mode, Pages
+from engine.attention.kernels.plan import Cut, plan_kernel, plan_options
 from engine.attention.kernels.prefill import prefill_kernel
 from engine.attention.kernels.tuning import (
     DecodeConfig,
@@ -86,13 +87,12 @@ def _decode(architecture: int) -> Iterator[Variant]:
             cut = Cut.of(shape, config, 0)
             for split in {False, cut.split}:
                 options = decode_options(
-                    config, head_size, cut.block_m, mode, windowed=windowed, capped=capped, split=split, num_seqs=batch
+                    config, head_size, cut.block_m, mode, windowed=windowed, capped=capped, split=split
                 )
                 yield Variant.of(decode_kernel, dtype, options)
             if cut.split:
-                yield Variant.of(
-                    reduce_kernel, dtype, reduce_options(config, head_size, windowed=windowed, num_seqs=batch)
-                )
+                yield Variant.of(reduce_kernel, dtype, reduce_options(head_size))
+                yield Variant.of(plan_kernel, dtype, plan_options(config, windowed=windowed, num_seqs=batch))
 
 
 def _prefill(architecture: int) -> Iterator[Variant]:
@@ -126,7 +126,7 @@ def swept(configs: list[DecodeConfig | PrefillConfig], block_size: int, *, tma: 
     for config in configs:
         mode = _mode(block_size, config.block_n)
         if isinstance(config, DecodeConfig):
-            options = decode_options(config, 128, 16, mode, windowed=False, capped=False, split=True, num_seqs=8)
+            options = decode_options(config, 128, 16, mode, windowed=False, capped=False, split=True)
             found.append(Variant.of(decode_kernel, "bf16", options))
         else:
             options = prefill_options(config, 128, mode, windowed=False, capped=False, tma=tma)

@@ -98,24 +98,6 @@ def locate_piece(
 
 
 @triton.jit
-def first_item_of(
-    seq_lens, seq, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
-):  # fmt: skip
-    """(first work item of sequence `seq`, tiles a piece): the pieces of all sequences before it."""
-    per_piece, lengths = _piece_tiles(
-        seq_lens, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
-    )  # fmt: skip
-    seqs = tl.arange(0, GROUP)
-    item = tl.sum(_pieces(lengths, seqs < seq, per_piece, window, BLOCK_N, WINDOW), 0)
-    if not ONE_GROUP:
-        for group in range(GROUP, seq, GROUP):
-            more = tl.load(seq_lens + group + seqs, mask=group + seqs < seq, other=0)
-            item += tl.sum(_pieces(more, group + seqs < seq, per_piece, window, BLOCK_N, WINDOW), 0)
-    return item, per_piece
-
-
-@triton.jit
 def locate_tile(query_starts, num_seqs, item, tile_queries):
     """(sequence, its first item) of query tile `item`; the sequence is `num_seqs` past the last tile.
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from engine.attention.checks import AttentionInputError
 from engine.attention.kernels import decode, launch_decode, work
 from engine.attention.kernels.launch_decode import decode_attention, decode_contiguous, decode_workspace, shape_of
+from engine.attention.kernels.plan import plan_decode
 from engine.attention.kernels.tuning import DecodeConfig, decode_config
 from tests.engine.attention.kernels.pools import Case, assert_close
 
@@ -116,6 +117,41 @@ def test_batches_of_more_lengths_than_are_read_at_once(monkeypatch):
 def test_an_even_batch_that_fills_the_device_stays_whole(lengths, whole_programs):
     case = Case(lengths)
     assert_close(paged(case, replace(SPLIT, whole_programs=whole_programs)), case.expected())
+
+
+def test_a_plan_is_made_once_for_all_layers():
+    case = Case([130, 1, 0, 64])
+    k_cache, v_cache, block_table = case.paged()
+    shape = shape_of(case.q, 1, case.max_seq_len, case.block_size)
+    plan = plan_decode(case.seq_lens, shape, SPLIT)
+    options = {"scale": case.scale, "max_seq_len": case.max_seq_len, "plan": plan}
+    for _ in range(2):
+        out = decode_attention(case.q, k_cache, v_cache, block_table, case.seq_lens, **options)
+        assert_close(out, case.expected())
+    assert plan.items[:, 0].tolist().count(-1) == len(plan.items) - int(plan.seqs[:, 1].sum())
+
+
+def test_the_items_of_a_plan_are_all_tiles_once():
+    case = Case([130, 1, 0, 64, 500], group=1, head_size=16)
+    plan = plan_decode(case.seq_lens, shape_of(case.q, 1, 512, 16), replace(SPLIT, programs=7))
+    tiles = [[] for _ in case.lengths]
+    for seq, tile, end, pieces in plan.items.tolist():
+        if seq >= 0:
+            tiles[seq] += range(tile, end)
+            assert pieces == plan.seqs[seq, 1]
+    assert tiles == [list(range(-(-length // 32))) for length in case.lengths]
+    firsts = plan.seqs[:, 0].tolist()
+    assert firsts == [sum(plan.seqs[:row, 1].tolist()) for row in range(len(firsts))]
+
+
+def test_a_plan_of_another_call_is_refused():
+    case = Case([130, 1])
+    k_cache, v_cache, block_table = case.paged()
+    plan = plan_decode(case.seq_lens, shape_of(case.q, 1, 512, case.block_size), SPLIT)
+    with pytest.raises(AttentionInputError, match=r"plan: expected one for .*max_seq_len=130"):
+        decode_attention(
+            case.q, k_cache, v_cache, block_table, case.seq_lens, scale=1.0, max_seq_len=case.max_seq_len, plan=plan
+        )
 
 
 def test_lengths_may_change_after_the_bounds_are_fixed():

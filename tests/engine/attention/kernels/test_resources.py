@@ -12,7 +12,7 @@ from engine.attention.kernels.pages import Pages
 from engine.attention.kernels.resources import Resources, resident, rows, write_table
 from engine.attention.kernels.variants import variants
 
-KERNELS = {"decode_kernel", "reduce_kernel", "prefill_kernel", "write_kernel", "copy_kernel"}
+KERNELS = {"plan_kernel", "decode_kernel", "reduce_kernel", "prefill_kernel", "write_kernel", "copy_kernel"}
 COMPILE = """
 import sys
 from engine.attention.kernels.resources import rows, write_table
