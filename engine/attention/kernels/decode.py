@@ -124,10 +124,13 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["num_heads"])
 def reduce_kernel(
-    SEQS, OUT, PART, LSE, out_s, out_h, num_heads, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr
+    SEQS, OUT, PART, LSE, out_s, out_h, num_heads, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (S, H): merges a sequence's pieces of one head, BLOCK_P at a time; those of one piece are finished already.
-    SEQS as in `plan`."""
+    SEQS as in `plan`. EARLY (Hopper): the launch does not wait for the decode's end, the programs do."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     seq = tl.program_id(0)
     pieces = tl.load(SEQS + seq * 2 + 1)
     if pieces <= 1:

@@ -23,6 +23,11 @@ def upcast(kernel: object, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and interpreted(kernel)
 
 
+def launches_early(tensor: torch.Tensor) -> bool:
+    """Whether a kernel may be launched before the one that it waits for has ended (programmatic dependent launch)."""
+    return tensor.is_cuda and capability(tensor.device) >= 90
+
+
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of the device that holds the tensors."""
     if device.type != "cuda":

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
-from engine.attention.kernels.device import capability, multiprocessors, on_device, upcast
+from engine.attention.kernels.device import capability, launches_early, multiprocessors, on_device, upcast
 from engine.attention.kernels.inputs import (
     check_contiguous,
     check_one_query_each,
@@ -165,8 +165,9 @@ def _launch(
         )  # fmt: skip
         if cut.split:
             reduce_kernel[(num_seqs, num_heads)](
-                plan.seqs, out, workspace, lse, out.stride(0), out.stride(1), num_heads, **reduce_options(head_size)
-            )
+                plan.seqs, out, workspace, lse, out.stride(0), out.stride(1), num_heads,
+                **reduce_options(head_size, early=launches_early(q)),
+            )  # fmt: skip
     return out
 
 
@@ -198,6 +199,7 @@ def decode_options(
     }
 
 
-def reduce_options(head_size: int) -> dict[str, Any]:
-    """What is compiled into reduce_kernel."""
-    return {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_P": PIECES_AT_ONCE, "num_warps": 4}
+def reduce_options(head_size: int, *, early: bool) -> dict[str, Any]:
+    """What is compiled into reduce_kernel; `early`: programmatic dependent launch."""
+    options = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_P": PIECES_AT_ONCE, "EARLY": early, "num_warps": 4}
+    return options | ({"launch_pdl": True} if early else {})

@@ -1,6 +1,6 @@
 """Launchers of the Hopper prefill kernel, paged and contiguous, and when it may be used.
 
-Nothing here has been measured yet: `HopperConfig` holds guesses, checked only by compiling ahead of time.
+`HopperConfig`'s defaults are those of the sweep in `results/LOG.md`.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def rows(chosen: Iterable[Variant] | None = None, architectures: Iterable[int] =
 def measured(variant: Variant, architecture: int) -> Resources:
     """Compiles one variant and reads its cubin."""
     options = dict(variant.options)
-    launch = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
+    launch = {name: options.pop(name) for name in ("num_warps", "num_stages", "launch_pdl") if name in options}
     compiled = triton.compile(source(variant, options), target=GPUTarget("cuda", architecture, WARP), options=launch)
     registers, stack = usage(compiled.asm["cubin"])
     shared, warps = compiled.metadata.shared, compiled.metadata.num_warps

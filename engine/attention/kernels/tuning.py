@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LONG_TOKENS = 1 << 18
-"""Keys from which a batch of few programs is cut finer."""
+LONG_TOKENS = 1 << 17
+"""Keys from which a batch of few programs takes larger tiles."""
 NEVER = 1 << 30
 """More programs than any batch makes."""
 
@@ -51,34 +51,47 @@ class DecodeShape:
 
 
 def decode_config(shape: DecodeShape) -> DecodeConfig:
-    """The paged kernel's configuration."""
-    return _decode_config(shape)
+    """The paged kernel's configuration, from sweeps on an H200 (`pagelab bench kernel --sweep`, `results/LOG.md`).
+
+    Few programs: three stages hide the latency of a lone one, the keys are cut into two waves; with many keys larger
+    tiles in fewer stages keep more programs resident. Many programs: all that are resident run at once, pieces of
+    1,024 tokens even out ragged batches. Between one and four waves of uncut sequences (multi-head attention, small
+    batches) the last wave would be lonely: finer pieces fill it.
+    """
+    sms, narrow, wide = shape.num_sms, *_tiles(shape)
+    uncut = shape.num_seqs * shape.num_kv_heads
+    if uncut < 2 * sms:
+        if shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS:
+            return DecodeConfig(wide, 4, 2, programs=2 * sms, min_piece_tokens=128)
+        least = max(64, min(256, shape.max_seq_len // 16))
+        return DecodeConfig(narrow, 4, 3, programs=2 * sms, min_piece_tokens=least)
+    whole = 7 * sms // 2
+    if shape.group == 1 and uncut < 4 * sms:
+        least = 1024 if shape.max_seq_len <= 1024 else 512
+        return DecodeConfig(wide, 4, 2, programs=16 * sms, min_piece_tokens=least, whole_programs=whole)
+    return DecodeConfig(narrow, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
 
 
 def decode_contiguous_config(shape: DecodeShape) -> DecodeConfig:
-    """The contiguous twin's configuration."""
-    return _decode_config(shape)
+    """The contiguous twin's configuration, from a sweep of its own: without a table, deeper pipelines pay."""
+    sms, narrow, wide = shape.num_sms, *_tiles(shape)
+    uncut = shape.num_seqs * shape.num_kv_heads
+    if uncut < 2 * sms:
+        if shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS:
+            return DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024)
+        least = max(64, min(256, shape.max_seq_len // 16))
+        return DecodeConfig(narrow, 4, 3, programs=2 * sms, min_piece_tokens=least)
+    whole = 7 * sms // 2
+    if shape.group == 1 and uncut >= 4 * sms:
+        return DecodeConfig(narrow, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+    return DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
 
 
-def _decode_config(shape: DecodeShape) -> DecodeConfig:
-    """From sweeps on an H200 (`pagelab bench kernel --case decode --case ragged --sweep`).
-
-    Few programs: three stages hide the latency of a lone program, cut into two waves. Many: all run at once anyway, and
-    pieces of 1,024 tokens keep ragged batches even. Without a group the rows of a tile are padding, and larger tiles of
-    keys pay; with one, more of them in flight.
-    """
-    sms = shape.num_sms
+def _tiles(shape: DecodeShape) -> tuple[int, int]:
+    """Keys of a narrow and of a wide tile: 16 and 32 KiB of K."""
     row_bytes = (1 << (shape.head_size - 1).bit_length()) * shape.element_bytes
     wide = max(16, min(128, 128 * 256 // row_bytes))
-    block_n = max(16, wide // 2)
-    if shape.num_seqs * shape.num_kv_heads < 2 * sms:
-        long = shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS
-        waves, least = (8, 256) if long else (2, 128)
-        return DecodeConfig(block_n, 4, 3, programs=waves * sms, min_piece_tokens=least, whole_programs=NEVER)
-    whole = 7 * sms // 2
-    if shape.group == 1:
-        return DecodeConfig(wide, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
-    return DecodeConfig(block_n, 4, 4, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+    return max(16, wide // 2), wide
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _decode(architecture: int) -> Iterator[Variant]:
                 )
                 yield Variant.of(decode_kernel, dtype, options)
             if cut.split:
-                yield Variant.of(reduce_kernel, dtype, reduce_options(head_size))
+                yield Variant.of(reduce_kernel, dtype, reduce_options(head_size, early=architecture >= 90))
                 yield Variant.of(plan_kernel, dtype, plan_options(config, windowed=windowed, num_seqs=batch))
 
 
