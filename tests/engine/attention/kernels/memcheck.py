@@ -1,4 +1,4 @@
-"""Six small cases for a memory checker; exits with 1 if a result is wrong.
+"""Small cases for a memory checker; exits with 1 if a result is wrong.
 
     PAGELAB_GPU=1 compute-sanitizer --tool memcheck python -m tests.engine.attention.kernels.memcheck
 
@@ -80,11 +80,27 @@ def write_and_copy() -> None:
     assert torch.equal(k_cache[[1, 2]].view(torch.int16), expected.view(torch.int16))
 
 
+def prefill_of_hopper() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        return
+    from engine.attention.kernels.launch_hopper import HopperConfig
+
+    for block_size in (16, 64):
+        case = Case([300, 65, 0], [140, 65, 0], 2, 4, 128, block_size, torch.bfloat16, "kv_first", "cuda")
+        k, v, table = case.paged()
+        out = launch.prefill_attention(
+            case.q, k, v, table, case.query_start_loc, case.seq_lens, scale=case.scale, max_query_len=140,
+            max_seq_len=300, config=HopperConfig(),
+        )  # fmt: skip
+        assert_close(out, case.expected())
+
+
 CASES = (
     decode_split,
     decode_odd_blocks_and_twin,
     prefill_pointers,
     prefill_tma_and_twin,
+    prefill_of_hopper,
     mixed_with_window_and_cap,
     write_and_copy,
 )
