@@ -39,7 +39,7 @@ class HopperConfig:
     """Tiles of K, and of V, in shared memory."""
     dynamic: bool = True
     """Programs take the next query tile from a counter; otherwise each takes every n-th."""
-    ping_pong: bool = True
+    ping_pong: bool = False
     """The warpgroups take turns at the tensor cores; otherwise the hardware decides."""
     consumer_registers: int = 232
     producer_registers: int = 40
