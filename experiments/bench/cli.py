@@ -27,7 +27,7 @@ def kernel(
     sweep: Annotated[bool, Switch] = False,
     seed: int = 0,
     output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
-    measured_in: Annotated[Path | None, Parameter(name="--from", show_default=False)] = None,
+    measured_in: Annotated[tuple[Path, ...], Parameter(name="--from", negative=(), show_default=False)] = (),
     overwrite: Overwrite = False,
     json: Json = False,
     argv: Argv = (),
@@ -57,7 +57,8 @@ def kernel(
     output_dir
         Results folder: rows, manifest, figures, report.
     measured_in
-        Take the rows from this folder (of experiments.bench.kernel_main, or of this verb) and measure nothing.
+        Take the rows from this folder (of experiments.bench.kernel_main, or of this verb) and measure nothing. May be
+        given again: measurements of one device, type and seed go together.
     """
     from experiments.bench.peers import PEERS
     from experiments.bench.session import Wanted

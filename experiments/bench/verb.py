@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from experiments.bench.session import SCHEMA_VERSION, Measured, Wanted, measure
 from experiments.console import say_json
 from experiments.exits import UsageError
 
+ROW_KEY = ("case", "shape", "block_size", "layout", "table", "peer", "config")
 KERNELS = "kernels"
 """Name of the parquet table of each case."""
 
@@ -25,7 +27,7 @@ def kernel_verb(
     wanted: Wanted,
     argv: Sequence[str],
     output_dir: Path | None,
-    measured_in: Path | None,
+    measured_in: Sequence[Path],
     *,
     overwrite: bool,
     as_json: bool,
@@ -33,7 +35,7 @@ def kernel_verb(
     """Exit code: 0; 3 broken off or nothing measured; 4 a kernel of ours is wrong. UsageError, DeviceMissing."""
     begun = manifest.Invocation("bench kernel", argv, manifest.now())
     kept = None
-    done = read(measured_in) if measured_in is not None else _measured(wanted)
+    done = together([read(folder) for folder in measured_in]) if measured_in else _measured(wanted)
     if output_dir is not None:
         kept = store.Store.create(output_dir, overwrite=overwrite)
         _keep(kept, done, begun)
@@ -73,6 +75,32 @@ def read(folder: Path) -> Measured:
         tuple(config["cases"]), peers=tuple(config["peers"]), fa3_library=library, **{n: config[n] for n in names}
     )
     return Measured(wanted, machine, missing, rows, broken)
+
+
+def together(parts: Sequence[Measured]) -> Measured:
+    """Several measurements as one. UsageError unless device, versions, type and seed agree and all rows differ."""
+    first = parts[0]
+    for part in parts[1:]:
+        mine, theirs = ((_card(one), one.wanted.dtype, one.wanted.seed, one.wanted.sweep) for one in (first, part))
+        for name, a, b in zip(("machine", "dtype", "seed", "sweep"), mine, theirs, strict=True):
+            if a != b:
+                raise UsageError(f"--from: measurements of one {name} go together, got {a} and {b}")
+    rows = [row for part in parts for row in part.rows]
+    keys = [
+        tuple(row[name] for name in ("case", "shape", "block_size", "layout", "table", "peer", "config"))
+        for row in rows
+    ]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UsageError(f"--from: the same row is in two of these folders: {twice}")
+    cases = tuple(dict.fromkeys(case for part in parts for case in part.wanted.cases))
+    broken = "; ".join(part.broken for part in parts if part.broken)
+    return Measured(replace(first.wanted, cases=cases), first.machine, first.missing, rows, broken)
+
+
+def _card(one: Measured) -> dict[str, Any]:
+    """The machine without its clocks and temperature, which change by the second."""
+    return {name: value for name, value in one.machine.items() if name != "driver"}
 
 
 def _keep(kept: store.Store, done: Measured, begun: manifest.Invocation) -> None:

@@ -100,13 +100,19 @@ def kernel_caption(manifest: dict[str, Any]) -> str:
     absent = ", ".join(missing["name"] for missing in manifest["peers_missing"])
     parts = [
         str(machine["device"]),
-        f"torch {machine['torch']}, triton {machine['triton']}, driver {machine['driver']}",
+        f"torch {machine['torch']}, triton {machine['triton']}, driver {driver_of(machine)}",
         f"{config['dtype']}, block size {config['block_size']} unless shown, seed {config['seed']}",
         "median of CUDA-graph replays over rotated inputs, bars 20th to 80th percentile",
         *([f"not taking part: {absent}"] if absent else []),
         command_of(manifest),
     ]
     return " · ".join(parts)
+
+
+def driver_of(machine: dict[str, Any]) -> str:
+    """The driver's version and the power limit; clocks and temperature were those of an idle card."""
+    fields = [field.strip() for field in str(machine["driver"]).split(",")]
+    return f"{fields[0]}, limit {fields[-1].replace('.00', '')}" if len(fields) > 1 else fields[0]
 
 
 def above_footer(canvas: Canvas, caption: str) -> SubFigure:

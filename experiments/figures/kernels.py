@@ -30,7 +30,7 @@ LOOKS: Final = {
     "pagelab-twin": Look("#56B4E9", "", (0, (4, 1.5)), "o"),
     "pagelab-twin-equal": Look("#56B4E9", "", (0, (1, 1)), "P"),
 }
-"""A peer's colour; dashes where it reads contiguous memory."""
+"""A peer's colour; dashes, and hollow marks beside a paged kernel of its own, where it reads contiguous memory."""
 OVERHEADS: Final = {
     "pagelab-twin-equal": "over our twin without a table, equal bytes in flight",
     "pagelab-twin": "over our twin without a table, each at its best",
@@ -61,8 +61,13 @@ def _line(axes: Axes, peer: str, x: pd.Series[float], rows: pd.DataFrame) -> Non
     look = LOOKS.get(peer, look_of(peer))
     spread = [rows["median_us"] - rows["p20_us"], rows["p80_us"] - rows["median_us"]]
     drawn = {"color": look.colour, "linestyle": look.line, "marker": look.marker, "markersize": 4}
-    drawn |= {"zorder": 3 if peer == OURS else 2}
+    drawn |= {"zorder": 3 if peer == OURS else 2, "markerfacecolor": face(peer, look)}
     axes.errorbar(x, rows["median_us"], yerr=spread, capsize=2, label=peer, **drawn)
+
+
+def face(peer: str, look: Look) -> str:
+    """What fills a mark: white for the one of two kernels of a library that reads contiguous memory."""
+    return "#FFFFFF" if peer.endswith("-contiguous") else look.colour
 
 
 def plain_log(axis: Axis, set_scale: Callable[[str], None], *steps: float) -> None:
@@ -115,6 +120,7 @@ def ratios(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
         drawn: dict[str, Any] = {
             "color": look.colour,
             "marker": look.marker,
+            "markerfacecolor": face(peer, look),
             "linestyle": "none",
             "markersize": 3.5,
             "alpha": 0.75,

@@ -73,18 +73,22 @@ def decode_config(shape: DecodeShape) -> DecodeConfig:
 
 
 def decode_contiguous_config(shape: DecodeShape) -> DecodeConfig:
-    """The contiguous twin's configuration, from a sweep of its own: without a table, deeper pipelines pay."""
-    sms, narrow, wide = shape.num_sms, *_tiles(shape)
+    """The contiguous twin's configuration, from a sweep of its own: with many keys and no table, deeper pipelines pay.
+
+    Elsewhere it is the paged kernel's.
+    """
+    sms, (_, wide) = shape.num_sms, _tiles(shape)
     uncut = shape.num_seqs * shape.num_kv_heads
     if uncut < 2 * sms:
-        if shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS:
-            return DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024)
-        least = max(64, min(256, shape.max_seq_len // 16))
-        return DecodeConfig(narrow, 4, 3, programs=2 * sms, min_piece_tokens=least)
-    whole = 7 * sms // 2
-    if shape.group == 1 and uncut >= 4 * sms:
-        return DecodeConfig(narrow, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
-    return DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+        deep = shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= 2 * LONG_TOKENS
+    elif shape.group == 1:
+        deep = uncut < 4 * sms and shape.max_seq_len > 4096
+    else:
+        deep = shape.max_seq_len > 1024
+    if deep:
+        whole = NEVER if uncut < 2 * sms else 7 * sms // 2
+        return DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+    return decode_config(shape)
 
 
 def _tiles(shape: DecodeShape) -> tuple[int, int]:
