@@ -83,11 +83,14 @@ def decode_kernel(
     Q, K, V, TABLE, SEQ_LENS, ITEMS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
     num_heads, group, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
-    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr,
+    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
     or with PAGES == "contiguous" the first row of each sequence, int64 [S]. ITEMS as in `plan`; unless SPLIT, item s
-    is sequence s."""
+    is sequence s. EARLY (Hopper): the launch does not wait for the end of the kernel before it, the programs do."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     item = tl.program_id(1)
     seq = item
     pieces = 1
@@ -128,7 +131,7 @@ def reduce_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (S, H): merges a sequence's pieces of one head, BLOCK_P at a time; those of one piece are finished already.
-    SEQS as in `plan`. EARLY (Hopper): the launch does not wait for the decode's end, the programs do."""
+    SEQS as in `plan`, EARLY as in decode."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     seq = tl.program_id(0)

@@ -160,7 +160,8 @@ def _launch(
             call.pages.block_size, call.pages.shift,
             **decode_options(
                 cut.config, head_size, cut.block_m, call.pages.mode, windowed=plan.window > 0,
-                capped=call.soft_cap > 0, split=cut.split, upcast=upcast(decode_kernel, q.dtype),
+                capped=call.soft_cap > 0, split=cut.split, early=launches_early(q),
+                upcast=upcast(decode_kernel, q.dtype),
             ),
         )  # fmt: skip
         if cut.split:
@@ -180,10 +181,11 @@ def decode_options(
     windowed: bool,
     capped: bool,
     split: bool,
+    early: bool = False,
     upcast: bool = False,
 ) -> dict[str, Any]:
-    """What is compiled into decode_kernel."""
-    return {
+    """What is compiled into decode_kernel; `early`: programmatic dependent launch."""
+    options = {
         "D": head_size,
         "BLOCK_D": padded(head_size),
         "BLOCK_M": block_m,
@@ -193,13 +195,19 @@ def decode_options(
         "WINDOW": windowed,
         "SOFT_CAP": capped,
         "SPLIT": split,
+        "EARLY": early,
         "UPCAST": upcast,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
+    return options | _launched(early)
 
 
 def reduce_options(head_size: int, *, early: bool) -> dict[str, Any]:
     """What is compiled into reduce_kernel; `early`: programmatic dependent launch."""
     options = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_P": PIECES_AT_ONCE, "EARLY": early, "num_warps": 4}
-    return options | ({"launch_pdl": True} if early else {})
+    return options | _launched(early)
+
+
+def _launched(early: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if early else {}
