@@ -19,38 +19,42 @@ from engine.attention.checks import AttentionInputError, check_index
 from engine.attention.kernels.device import on_device
 from engine.attention.kernels.inputs import padded
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape
-from engine.attention.kernels.work import group_of, locate_piece, span_of
+from engine.attention.kernels.work import group_of, order_of, piece_tiles, pieces_of, span_of
 
 MAX_BLOCK_M = 64
+ITEMS_AT_ONCE = 32
 ITEM_FIELDS, SEQ_FIELDS = 4, 2
 """int32 a work item: sequence (-1: nothing to do), first and last tile + 1, pieces of the sequence. int32 a sequence:
 its first item, its pieces."""
 
 
-@triton.jit(do_not_specialize=["num_seqs", "max_pieces", "min_tiles", "min_whole", "window"])
+@triton.jit(do_not_specialize=["num_seqs", "max_items", "max_pieces", "min_tiles", "min_whole", "window"])
 def plan_kernel(
-    SEQ_LENS, ITEMS, SEQS, num_seqs, max_pieces, min_tiles, min_whole, window,
-    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
+    SEQ_LENS, ITEMS, SEQS, num_seqs, max_items, max_pieces, min_tiles, min_whole, window,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, ONE_GROUP: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Grid (bound on work items): ITEMS int32 [items, 4], SEQS int32 [S, 2], as in ITEM_FIELDS and SEQ_FIELDS."""
-    item = tl.program_id(0)
-    seq, first_item, per_piece = locate_piece(
-        SEQ_LENS, num_seqs, item, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
+    """Grid (S): ITEMS int32 [max_items, 4], SEQS int32 [S, 2], as in ITEM_FIELDS and SEQ_FIELDS. Items are in the order
+    in which their programs start: those of the longest sequences first, so that none of them is left for the end."""
+    seq = tl.program_id(0)
+    per_piece = piece_tiles(
+        SEQ_LENS, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
     )  # fmt: skip
-    row = ITEMS + item * 4
-    if seq >= num_seqs:
-        tl.store(row, -1)
-        return
     _, first_tile, tiles = span_of(tl.load(SEQ_LENS + seq), window, BLOCK_N, WINDOW)
-    pieces = tl.maximum((tiles + per_piece - 1) // per_piece, 1)
-    piece = item - first_item
-    tl.store(row, seq)
-    tl.store(row + 1, first_tile + tiles * piece // pieces)
-    tl.store(row + 2, first_tile + tiles * (piece + 1) // pieces)
-    tl.store(row + 3, pieces)
-    if piece == 0:
-        tl.store(SEQS + seq * 2, first_item)
-        tl.store(SEQS + seq * 2 + 1, pieces)
+    pieces = pieces_of(tiles, True, per_piece)
+    first_item, items = order_of(SEQ_LENS, num_seqs, seq, tiles, per_piece, window, BLOCK_N, WINDOW, GROUP)
+    tl.store(SEQS + seq * 2, first_item)
+    tl.store(SEQS + seq * 2 + 1, pieces)
+    for start in range(0, pieces, BLOCK_I):
+        piece = start + tl.arange(0, BLOCK_I)
+        row = ITEMS + (first_item + piece) * 4
+        tl.store(row, seq, mask=piece < pieces)
+        tl.store(row + 1, first_tile + tiles * piece // pieces, mask=piece < pieces)
+        tl.store(row + 2, first_tile + tiles * (piece + 1) // pieces, mask=piece < pieces)
+        tl.store(row + 3, pieces, mask=piece < pieces)
+    if seq == 0:
+        for start in range(items, max_items, BLOCK_I):
+            item = start + tl.arange(0, BLOCK_I)
+            tl.store(ITEMS + item * 4, -1, mask=item < max_items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +127,9 @@ def plan_decode(seq_lens: torch.Tensor, shape: DecodeShape, config: DecodeConfig
     seqs = torch.empty(max(shape.num_seqs, 1), SEQ_FIELDS, dtype=torch.int32, device=seq_lens.device)
     if cut.split:
         with on_device(seq_lens):
-            plan_kernel[(cut.max_items,)](
-                seq_lens, items, seqs, shape.num_seqs, cut.max_pieces, cut.min_tiles, cut.min_whole, window,
+            plan_kernel[(shape.num_seqs,)](
+                seq_lens, items, seqs, shape.num_seqs, cut.max_items, cut.max_pieces, cut.min_tiles, cut.min_whole,
+                window,
                 **plan_options(config, windowed=window > 0, num_seqs=shape.num_seqs),
             )  # fmt: skip
     return DecodePlan(cut, window, items, seqs)
@@ -133,4 +138,5 @@ def plan_decode(seq_lens: torch.Tensor, shape: DecodeShape, config: DecodeConfig
 def plan_options(config: DecodeConfig, *, windowed: bool, num_seqs: int) -> dict[str, Any]:
     """What is compiled into plan_kernel."""
     group, one_group = group_of(num_seqs)
-    return {"BLOCK_N": config.block_n, "WINDOW": windowed, "GROUP": group, "ONE_GROUP": one_group, "num_warps": 1}
+    sizes = {"BLOCK_N": config.block_n, "GROUP": group, "BLOCK_I": ITEMS_AT_ONCE}
+    return {**sizes, "WINDOW": windowed, "ONE_GROUP": one_group, "num_warps": 1}

@@ -33,21 +33,20 @@ def span_of(length, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _pieces(lengths, alive, per_piece, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
-    """Pieces of sequences of these lengths, 0 for those that are not alive.
+def pieces_of(tiles, alive, per_piece):
+    """Pieces of sequences of that many tiles, 0 for those that are not alive.
 
     A sequence has one item per `per_piece` tiles, rounded up, and at least one: an empty one still writes its zeros.
     """
-    _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
-    return tl.where(alive, tl.maximum((counts + per_piece - 1) // per_piece, 1), 0)
+    return tl.where(alive, tl.maximum((tiles + per_piece - 1) // per_piece, 1), 0)
 
 
 @triton.jit
-def _piece_tiles(
+def piece_tiles(
     seq_lens, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
     GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """(most tiles of a piece, the lengths): the batch's tiles spread evenly over `max_pieces`, at least `min_tiles`.
+    """Most tiles of a piece: the batch's tiles spread evenly over `max_pieces`, at least `min_tiles`.
 
     `min_whole` sequences or more, none a quarter longer than the mean, stay whole: they fill the device as they are.
     """
@@ -64,37 +63,26 @@ def _piece_tiles(
             longest = tl.maximum(longest, tl.max(counts, 0))
     per_piece = tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles)
     even = (num_seqs >= min_whole) & (longest <= tiles // num_seqs * 5 // 4)
-    return tl.where(even, tl.maximum(longest, per_piece), per_piece), lengths
+    return tl.where(even, tl.maximum(longest, per_piece), per_piece)
 
 
 @triton.jit
-def locate_piece(
-    seq_lens, num_seqs, item, max_pieces, min_tiles, min_whole, window, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, GROUP: tl.constexpr, ONE_GROUP: tl.constexpr,
+def order_of(
+    seq_lens, num_seqs, seq, tiles, per_piece, window, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip
-    """(sequence, its first item, tiles a piece) of work item `item`; the sequence is `num_seqs` past the last piece.
-
-    Lengths are read GROUP at a time; with ONE_GROUP (num_seqs <= GROUP) just once.
-    """
-    per_piece, lengths = _piece_tiles(
-        seq_lens, num_seqs, max_pieces, min_tiles, min_whole, window, BLOCK_N, WINDOW, GROUP, ONE_GROUP
-    )  # fmt: skip
-    seqs = tl.arange(0, GROUP)
-    ends = tl.cumsum(_pieces(lengths, seqs < num_seqs, per_piece, window, BLOCK_N, WINDOW), 0)
-    before = (ends <= item) & (seqs < num_seqs)
-    seq = tl.sum(before.to(tl.int32), 0)
-    first_item = tl.max(tl.where(before, ends, 0), 0)
-    if not ONE_GROUP:
-        end = tl.max(ends, 0)
-        for group in range(GROUP, num_seqs, GROUP):
-            alive = group + seqs < num_seqs
-            more = tl.load(seq_lens + group + seqs, mask=alive, other=0)
-            ends = end + tl.cumsum(_pieces(more, alive, per_piece, window, BLOCK_N, WINDOW), 0)
-            before = (ends <= item) & alive
-            seq += tl.sum(before.to(tl.int32), 0)
-            first_item = tl.maximum(first_item, tl.max(tl.where(before, ends, 0), 0))
-            end = tl.max(ends, 0)
-    return seq, first_item, per_piece
+    """(first work item of sequence `seq`, items of all): longest first, among equals in their own order."""
+    first_item = 0
+    items = 0
+    for group in range(0, num_seqs, GROUP):
+        seqs = group + tl.arange(0, GROUP)
+        alive = seqs < num_seqs
+        lengths = tl.load(seq_lens + seqs, mask=alive, other=0)
+        _, _, counts = span_of(lengths, window, BLOCK_N, WINDOW)
+        pieces = pieces_of(counts, alive, per_piece)
+        before = (counts > tiles) | ((counts == tiles) & (seqs < seq))
+        first_item += tl.sum(tl.where(before, pieces, 0), 0)
+        items += tl.sum(pieces, 0)
+    return first_item, items
 
 
 @triton.jit

@@ -140,8 +140,9 @@ def test_the_items_of_a_plan_are_all_tiles_once():
             tiles[seq] += range(tile, end)
             assert pieces == plan.seqs[seq, 1]
     assert tiles == [list(range(-(-length // 32))) for length in case.lengths]
-    firsts = plan.seqs[:, 0].tolist()
-    assert firsts == [sum(plan.seqs[:row, 1].tolist()) for row in range(len(firsts))]
+    assert all(plan.items[first, 0] == seq for seq, first in enumerate(plan.seqs[:, 0].tolist()))
+    order = list(dict.fromkeys(seq for seq in plan.items[:, 0].tolist() if seq >= 0))
+    assert order == [4, 0, 3, 1, 2], "longest first"
 
 
 def test_a_plan_of_another_call_is_refused():
