@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 LENGTHS = tl.constexpr(128)
+FAIR = tl.constexpr(True)
 GROUPS = (1, 8, 32, 128, 512)
 """Sizes of a group that is the whole batch."""
 
@@ -62,8 +63,11 @@ def piece_tiles(
             tiles += tl.sum(counts, 0)
             longest = tl.maximum(longest, tl.max(counts, 0))
     per_piece = tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles)
-    even = (num_seqs >= min_whole) & (longest <= tiles // num_seqs * 5 // 4)
-    return tl.where(even, tl.maximum(longest, per_piece), per_piece)
+    even = longest <= tiles // num_seqs * 5 // 4
+    if FAIR:
+        share = tl.maximum(max_pieces // num_seqs, 1)
+        per_piece = tl.where(even, tl.maximum((longest + share - 1) // share, min_tiles), per_piece)
+    return tl.where(even & (num_seqs >= min_whole), tl.maximum(longest, per_piece), per_piece)
 
 
 @triton.jit
