@@ -19,12 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import mangle_type
 
+from engine.attention.kernels.copy_blocks import copy_kernel
 from engine.attention.kernels.device import interpreted
-from engine.attention.kernels.variants import Variant, variants
+from engine.attention.kernels.launch_hopper import ROWS, cache_descriptor, query_descriptor
+from engine.attention.kernels.matrix import CacheMatrix
+from engine.attention.kernels.variants import DTYPES, Variant, variants
 
 ARCHITECTURES = (80, 90)
 SHARED_PER_SM = {80: 164 * 1024, 90: 228 * 1024}
@@ -38,13 +44,14 @@ POINTERS = {
     "ITEMS": "*i32",
     "SEQS": "*i32",
     "QUERY_STARTS": "*i32",
+    "NEXT_ITEM": "*i32",
     "PART": "*fp32",
     "LSE": "*fp32",
     "SLOTS": "*i64",
     "PAIRS": "*i64",
 }
 FLOATS = ("scale", "soft_cap")
-SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +68,11 @@ class Resources:
     num_warps: int
     num_stages: int | str
     switches: str
-    """window, soft_cap, split, tma: those that are compiled in."""
+    """window, soft_cap, split, tma: those that are compiled in; of hopper_kernel box (slots a load), group (none: Q by
+    pointers), dynamic, pingpong."""
     shared_bytes: int
     registers: int
+    """A thread at the launch; the warps of hopper_kernel then exchange theirs."""
     spill_bytes: int
     """Stack frame a thread: registers that did not fit."""
     programs_per_sm: int
@@ -79,10 +88,10 @@ class Resources:
 
 def rows(chosen: Iterable[Variant] | None = None, architectures: Iterable[int] = ARCHITECTURES) -> Iterator[Resources]:
     """Compiles each variant (all of them unless `chosen`) for each architecture; RuntimeError under the interpreter."""
+    if interpreted(copy_kernel):
+        raise RuntimeError("kernels are interpreted in this process: run without TRITON_INTERPRET")
     for architecture in architectures:
         for variant in variants(architecture) if chosen is None else chosen:
-            if interpreted(variant.kernel):
-                raise RuntimeError("kernels are interpreted in this process: run without TRITON_INTERPRET")
             yield measured(variant, architecture)
 
 
@@ -103,8 +112,8 @@ def measured(variant: Variant, architecture: int) -> Resources:
         pages=options.get("PAGES", ""),
         tile=tile_of(options),
         num_warps=warps,
-        num_stages=launch.get("num_stages", ""),
-        switches=" ".join(name.lower() for name in SWITCHES if options.get(name)),
+        num_stages=launch.get("num_stages", options.get("STAGES", "")),
+        switches=switches_of(options),
         shared_bytes=shared,
         registers=registers,
         spill_bytes=stack,
@@ -128,25 +137,49 @@ def source(variant: Variant, constants: dict[str, Any]) -> ASTSource:
             aligned[(position,)] = [["tt.divisibility", 16]]
     names = [parameter.name for parameter in variant.kernel.params]
     constexprs = {(names.index(name),): value for name, value in constants.items()}
-    return ASTSource(variant.kernel, signature=signature, constexprs=constexprs, attrs=aligned)
+    language = GluonASTSource if variant.kernel.is_gluon() else ASTSource
+    return language(variant.kernel, signature=signature, constexprs=constexprs, attrs=aligned)
 
 
 def type_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     """Triton's type of a kernel argument: capitals are pointers."""
     if name == "TABLE":
         return "*i64" if constants["PAGES"] == "contiguous" else "*i32"
-    if name.endswith("_DESC") and constants["TMA"]:
-        return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>"
+    if name.endswith("_DESC"):
+        return hopper_descriptor(name, dtype, constants) if "BOX" in constants else descriptor(dtype, constants)
     if name in FLOATS:
         return "fp32"
     return POINTERS.get(name, f"*{dtype}") if name.isupper() else "i32"
+
+
+def descriptor(dtype: str, constants: dict[str, Any]) -> str:
+    """Of prefill_kernel's K_DESC and V_DESC, for which it gets the tensors themselves without TMA."""
+    return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>" if constants["TMA"] else f"*{dtype}"
+
+
+def hopper_descriptor(name: str, dtype: str, constants: dict[str, Any]) -> str:
+    """Of hopper_kernel's, from what its launcher makes of tensors without memory: the type carries box and layout."""
+    box, group, head_size = constants["BOX"], constants["GROUP"], constants["D"]
+    if name == "Q_DESC":
+        q = torch.empty(1, group, head_size, dtype=DTYPES[dtype], device="meta")
+        return str(mangle_type(query_descriptor(q, group) if constants["TMA_Q"] else q))
+    cache = torch.empty(1, box, 1, head_size, dtype=DTYPES[dtype], device="meta")
+    matrix = CacheMatrix.of(cache, cache, box)
+    assert matrix is not None
+    return str(mangle_type(cache_descriptor(cache, matrix, box)))
+
+
+def switches_of(constants: dict[str, Any]) -> str:
+    """Names of what is switched on, with numbers where it is more than a switch."""
+    found = ((name.lower(), constants[name]) for name in SWITCHES if constants.get(name))
+    return " ".join(name if value is True else f"{name}={value}" for name, value in found)
 
 
 def tile_of(constants: dict[str, Any]) -> str:
     """The two sizes that say most."""
     if "TOKENS" in constants:
         return f"{constants['TOKENS']}x{constants['BLOCK_E']}"
-    first = constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
+    first = 2 * ROWS if "BOX" in constants else constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
     return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK'))}"
 
 

@@ -1,24 +1,38 @@
 """Which kernels the tuning rules ask for: every one that ordinary models and batches reach, with what it is called on.
 
 Not a product of all options: head size 128 in bfloat16 gets every address arithmetic, window and soft-cap, the other
-head sizes and float16 the default block size. What a rule changes, changes here with it.
+head sizes and float16 the default block size. What a rule changes, changes here with it. Hopper's own prefill kernel
+is few enough for the product of what it is compiled for.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from engine.attention.kernels.copy_blocks import ELEMENTS, copy_kernel
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
 from engine.attention.kernels.inputs import padded
 from engine.attention.kernels.kv_write import write_kernel, write_options
 from engine.attention.kernels.launch_decode import decode_options, reduce_options
+from engine.attention.kernels.launch_hopper import (
+    CAPABILITY,
+    HopperCall,
+    HopperConfig,
+    box_rows,
+    kernel_options,
+    query_descriptor,
+)
+from engine.attention.kernels.launch_hopper import HEAD_SIZES as HOPPER_HEAD_SIZES
 from engine.attention.kernels.launch_prefill import prefill_options
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut, plan_kernel, plan_options
 from engine.attention.kernels.prefill import prefill_kernel
+from engine.attention.kernels.prefill_hopper import hopper_kernel
 from engine.attention.kernels.tuning import (
     DecodeConfig,
     DecodeShape,
@@ -39,6 +53,12 @@ QUERIES = 256
 MODEL = (8, 4)
 """KV heads and group of the shapes: Llama-3-8B's."""
 NUM_SMS = 132
+HOPPER_BLOCK_SIZES = (0, 16, 24, 64, 128, 256)
+"""Contiguous, and paged: loads of a block (16, 64, 128), of a part of one (24, 256)."""
+HOPPER_GROUPS = (1, 4, 5)
+"""Query heads a KV head: no group, a box of Q, none (5 divides no tile: by pointers)."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""By Triton's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +81,8 @@ class Variant:
 def variants(architecture: int) -> list[Variant]:
     """All of them for devices of that compute capability (80, 90), each once."""
     attention = [*_decode(architecture), *_prefill(architecture)]
+    if architecture // 10 == CAPABILITY:
+        attention += _hopper()
     return list(dict.fromkeys([*attention, *_write(), Variant.of(copy_kernel, "bf16", _COPY)]))
 
 
@@ -106,6 +128,22 @@ def _prefill(architecture: int) -> Iterator[Variant]:
             tma = config.use_tma and whole and not windowed
             options = prefill_options(config, head_size, mode, windowed=windowed, capped=capped, tma=tma)
             yield Variant.of(prefill_kernel, dtype, options)
+
+
+def _hopper() -> Iterator[Variant]:
+    for case in itertools.product(HOPPER_HEAD_SIZES, HOPPER_GROUPS, HOPPER_BLOCK_SIZES):
+        yield hopper("bf16", *case)
+    yield hopper("fp16", 128, 4, 16)
+
+
+def hopper(dtype: str, head_size: int, group: int, block_size: int) -> Variant:
+    """What a call of Hopper's prefill kernel compiles; block_size 0: the twin."""
+    config = HopperConfig()
+    box = box_rows(block_size, config.block_n)
+    q = torch.empty(1, group, head_size, dtype=DTYPES[dtype], device="meta")
+    boxed = group if query_descriptor(q, group) else 0
+    pages = HopperCall(1.0, 1, block_size, config).pages(box)
+    return Variant.of(hopper_kernel, dtype, kernel_options(config, head_size, box, pages, boxed))
 
 
 def _write() -> Iterator[Variant]:

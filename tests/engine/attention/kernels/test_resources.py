@@ -9,35 +9,86 @@ import sys
 import pytest
 
 from engine.attention.kernels.pages import Pages
-from engine.attention.kernels.resources import Resources, resident, rows, write_table
-from engine.attention.kernels.variants import variants
+from engine.attention.kernels.resources import (
+    TOOLS,
+    Resources,
+    hopper_descriptor,
+    resident,
+    rows,
+    serialized,
+    usage,
+    write_table,
+)
+from engine.attention.kernels.variants import hopper, variants
 
 KERNELS = {"plan_kernel", "decode_kernel", "reduce_kernel", "prefill_kernel", "write_kernel", "copy_kernel"}
+ALL = {"sm_80": KERNELS, "sm_90": KERNELS | {"hopper_kernel"}}
+HOPPER_SPILL_BYTES = 96
+"""Scalars that its warps keep over their loops; the smallest vector of scores would be 256."""
 COMPILE = """
-import sys
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
 from engine.attention.kernels.resources import rows, write_table
 from engine.attention.kernels.tuning import DecodeConfig
-from engine.attention.kernels.variants import swept, variants
+from engine.attention.kernels.variants import hopper, swept, variants
 
 def chosen(architecture):
     seen = {}
     for variant in variants(architecture):
         options = dict(variant.options)
-        plain = bool(options.get("WINDOW")) == bool(options.get("SOFT_CAP"))
+        plain = bool(options.get("WINDOW")) == bool(options.get("SOFT_CAP")) and "BOX" not in options
         if variant.dtype == "bf16" and options.get("D", 128) == 128 and plain:
             seen[variant.kernel.__name__, options.get("PAGES"), options.get("WINDOW")] = variant
     return seen.values()
 
 
-def table():
-    for architecture in (80, 90):
-        yield from rows(chosen(architecture), [architecture])
-    twins = swept([DecodeConfig(64, 4, 3, 264, 128)], 16) + swept([DecodeConfig(64, 4, 3, 264, 128)], 0)
-    yield from rows(twins, [90])
+def row(index):
+    variant, architecture = work[index]
+    return next(rows([variant], [architecture]))
 
 
-write_table(table(), sys.stdout)
+hoppers = [hopper("bf16", 128, 4, 16), hopper("fp16", 64, 5, 256), hopper("bf16", 64, 1, 0)]
+twins = swept([DecodeConfig(64, 4, 3, 264, 128)], 16) + swept([DecodeConfig(64, 4, 3, 264, 128)], 0)
+work = [(variant, 90) for variant in [*hoppers, *twins, *chosen(90)]] + [(variant, 80) for variant in chosen(80)]
+with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+    write_table(pool.map(row, range(len(work))), sys.stdout)
 """
+PRODUCT = """
+.version 8.3
+.target sm_90a
+.address_size 64
+.visible .entry product(.param .u64 a, .param .u64 b, .param .u64 out)
+{{
+    .reg .f32 %f<{number}>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [a];
+    ld.param.u64 %rd2, [b];
+    ld.param.u64 %rd3, [out];
+    {loads}
+    wgmma.fence.sync.aligned;
+    {products}
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    {stores}
+    ret;
+}}
+"""
+
+
+def products(count):
+    """PTX with `count` warp-group products in flight, of 64 accumulators a thread each."""
+    numbers = [f"%f{index}" for index in range(64 * count)]
+    products = [
+        f"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{{', '.join(numbers[first : first + 64])}}}, "
+        "%rd1, %rd2, 1, 1, 1, 0, 0;"
+        for first in range(0, 64 * count, 64)
+    ]
+    return PRODUCT.format(
+        number=64 * count,
+        loads="\n".join(f"ld.global.f32 {number}, [%rd3 + {4 * at}];" for at, number in enumerate(numbers)),
+        products="\n".join(products),
+        stores="\n".join(f"st.global.f32 [%rd3 + {4 * at}], {number};" for at, number in enumerate(numbers)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +101,17 @@ def table():
 
 def test_every_kernel_and_address_arithmetic_compiles_for_both_architectures(table):
     found = {(row["kernel"], row["pages"], row["architecture"]) for row in table}
-    for architecture in ("sm_80", "sm_90"):
-        assert {kernel for kernel, _, arch in found if arch == architecture} == KERNELS
+    for architecture, kernels in ALL.items():
+        assert {kernel for kernel, _, arch in found if arch == architecture} == kernels
         for kernel in ("decode_kernel", "prefill_kernel"):
             for mode in ("contiguous", "shift", "divide", "whole"):
                 assert (kernel, mode, architecture) in found
+    assert {pages for kernel, pages, _ in found if kernel == "hopper_kernel"} == {"boxes", "blocks", "contiguous"}
 
 
 def test_decode_spills_nothing_and_several_programs_share_a_multiprocessor(table):
     for row in table:
-        if row["kernel"] != "prefill_kernel" and row["architecture"] == "sm_90":
+        if row["kernel"] not in ("prefill_kernel", "hopper_kernel") and row["architecture"] == "sm_90":
             assert row["spill_bytes"] == "0", row
         if row["kernel"] == "decode_kernel" and row["architecture"] == "sm_90" and row["pages"] != "contiguous":
             assert int(row["programs_per_sm"]) >= 2, row
@@ -70,7 +122,7 @@ def test_attention_runs_on_tensor_cores(table):
     for row in table:
         if row["kernel"] == "decode_kernel":
             assert int(row["mma"]) > 0, row
-        if row["kernel"] == "prefill_kernel":
+        if row["kernel"] in ("prefill_kernel", "hopper_kernel"):
             assert int(row["wgmma" if row["architecture"] == "sm_90" else "mma"]) > 0, row
 
 
@@ -87,7 +139,7 @@ def test_matrix_instructions_overlap_with_what_is_beside_them(table):
 def test_the_paged_kernel_takes_the_shared_memory_of_its_twin(table):
     """Table entries come a tile ahead, so an indirect load takes no stage of the pipeline for itself."""
     shared = {
-        (row["pages"], row["switches"], row["num_warps"], row["num_stages"]): int(row["shared_bytes"])
+        (row["pages"], row["switches"], row["tile"], row["num_warps"], row["num_stages"]): int(row["shared_bytes"])
         for row in table
         if row["kernel"] == "decode_kernel" and row["architecture"] == "sm_90"
     }
@@ -97,10 +149,56 @@ def test_the_paged_kernel_takes_the_shared_memory_of_its_twin(table):
         assert shared["shift", *twin[1:]] == shared[twin]
 
 
-def test_variants_are_distinct_and_of_every_kernel():
-    found = variants(90)
+def test_hopper_keeps_its_vectors_in_registers_and_its_tiles_in_shared_memory(table):
+    """Two tiles of 128 query rows, two of 128 keys of K and of V; barriers and the work ring take less than 1 KiB."""
+    found = [row for row in table if row["kernel"] == "hopper_kernel"]
+    assert {row["head_size"] for row in found} == {"64", "128"}
+    for row in found:
+        tiles = (2 * 128 + 2 * 2 * 128) * int(row["head_size"]) * 2
+        assert tiles < int(row["shared_bytes"]) < tiles + 1024, row
+        assert int(row["spill_bytes"]) <= HOPPER_SPILL_BYTES, row
+        assert row["num_warps"] == "12", row
+
+
+@pytest.mark.parametrize("count,lost", [(1, False), (4, True)])
+def test_products_that_need_too_many_registers_are_seen_to_wait_and_to_spill(count, lost, tmp_path):
+    """The second: 256 accumulators a thread, of 255 registers."""
+    code, cubin = tmp_path / "product.ptx", tmp_path / "product.cubin"
+    code.write_text(products(count))
+    subprocess.run([TOOLS / "ptxas", "--gpu-name=sm_90a", code, "-o", cubin], check=True)
+    registers, spilled = usage(cubin.read_bytes())
+    assert serialized(code.read_text(), 90) is lost
+    assert (spilled > HOPPER_SPILL_BYTES) is lost
+    assert registers == (255 if lost else pytest.approx(90, abs=20))
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_variants_are_distinct_and_of_every_kernel(architecture):
+    found = variants(architecture)
     assert len(set(found)) == len(found)
-    assert {variant.kernel.__name__ for variant in found} == KERNELS
+    assert {variant.kernel.__name__ for variant in found} == ALL[f"sm_{architecture}"]
+
+
+@pytest.mark.parametrize(
+    "head_size,group,block_size,pages,keys,queries",
+    [
+        (128, 4, 16, "boxes", "[16, 64]", "[16, 4, 128]"),
+        (64, 1, 64, "boxes", "[64, 64]", "[64, 1, 64]"),
+        (128, 8, 128, "boxes", "[128, 64]", "[8, 8, 128]"),
+        (128, 4, 256, "blocks", "[128, 64]", "[16, 4, 128]"),
+        (128, 4, 24, "blocks", "[8, 64]", "[16, 4, 128]"),
+        (128, 4, 0, "contiguous", "[128, 64]", "[16, 4, 128]"),
+        (128, 5, 16, "boxes", "[16, 64]", ""),
+    ],
+)
+def test_what_hopper_is_compiled_for(head_size, group, block_size, pages, keys, queries):
+    """Loads of a block, or of its largest part that is a power of two; no box of Q where a group divides no tile."""
+    options = dict(hopper("bf16", head_size, group, block_size).options)
+    assert options["PAGES"] == pages
+    for name in ("K_DESC", "V_DESC"):
+        assert hopper_descriptor(name, "bf16", options).startswith(f"tensordesc<bf16{keys},NVMMASharedLayout(")
+    q = hopper_descriptor("Q_DESC", "bf16", options)
+    assert q.startswith(f"tensordesc<bf16{queries},NVMMASharedLayout(") if queries else q == "*bf16"
 
 
 def test_an_interpreting_process_is_refused():
