@@ -243,4 +243,4 @@ def _write(problem: Problem) -> Entry:
 
 def _copy(problem: Problem) -> Entry:
     copy_blocks = launcher("copy_blocks")
-    return Entry(each(problem, lambda s: copy_blocks([s.k_cache, s.v_cache], problem.pairs)))
+    return Entry(each(problem, lambda s: copy_blocks([s.k_cache, s.v_cache], problem.pairs, disjoint=True)))

@@ -64,7 +64,7 @@ class Resources:
     head_size: int | str
     pages: str
     tile: str
-    """BLOCK_M x BLOCK_N of attention, tokens x elements of the write."""
+    """BLOCK_M x BLOCK_N of attention, tokens x elements of the write, runs x elements of the copy."""
     num_warps: int
     num_stages: int | str
     switches: str
@@ -83,6 +83,8 @@ class Resources:
     """Whether ptxas lets each of them wait for the one before (its note C7510 and following): a lost overlap."""
     mma: int
     """Warp matrix instructions in the code."""
+    access_bytes: int
+    """Of a thread's widest load or store of global memory; copies into shared memory aside."""
     triton: str
 
 
@@ -121,6 +123,7 @@ def measured(variant: Variant, architecture: int) -> Resources:
         wgmma=wgmma,
         serialized=wgmma > 0 and serialized(ptx, architecture),
         mma=ptx.count("mma.sync"),
+        access_bytes=widest_access(ptx),
         triton=triton.__version__,
     )
 
@@ -177,10 +180,16 @@ def switches_of(constants: dict[str, Any]) -> str:
 
 def tile_of(constants: dict[str, Any]) -> str:
     """The two sizes that say most."""
-    if "TOKENS" in constants:
-        return f"{constants['TOKENS']}x{constants['BLOCK_E']}"
+    if "BLOCK_E" in constants:
+        return f"{constants.get('TOKENS', constants.get('BLOCK_R'))}x{constants['BLOCK_E']}"
     first = 2 * ROWS if "BOX" in constants else constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
     return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK'))}"
+
+
+def widest_access(ptx: str) -> int:
+    """Bytes of the widest ld.global or st.global."""
+    found = re.findall(r"\b(?:ld|st)\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", ptx)
+    return max((int(count or 1) * int(bits) // 8 for count, bits in found), default=0)
 
 
 def serialized(ptx: str, architecture: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engine.attention.kernels.copy_blocks import ELEMENTS, copy_kernel
+from engine.attention.kernels.copy_blocks import copy_kernel, copy_options
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
 from engine.attention.kernels.inputs import padded
 from engine.attention.kernels.kv_write import write_kernel, write_options
@@ -83,10 +83,7 @@ def variants(architecture: int) -> list[Variant]:
     attention = [*_decode(architecture), *_prefill(architecture)]
     if architecture // 10 == CAPABILITY:
         attention += _hopper()
-    return list(dict.fromkeys([*attention, *_write(), Variant.of(copy_kernel, "bf16", _COPY)]))
-
-
-_COPY = {"BLOCK": ELEMENTS, "num_warps": 8}
+    return list(dict.fromkeys([*attention, *_write(), *_copy()]))
 
 
 def _cases() -> Iterator[tuple[str, int, int, bool, bool]]:
@@ -152,6 +149,11 @@ def _write() -> Iterator[Variant]:
             mode = Pages.of_slots(block_size).mode
             options = write_options(write_config(2048, num_heads * 128), 128, num_heads, mode)
             yield Variant.of(write_kernel, "bf16", options)
+
+
+def _copy() -> Iterator[Variant]:
+    for count, run in ((1, 16 * 8 * 128), (16 * 8, 128)):  # a block in one piece, K of one with interleaved heads
+        yield Variant.of(copy_kernel, "bf16", copy_options(count, run, 2))
 
 
 def _mode(block_size: int, block_n: int) -> Mode:

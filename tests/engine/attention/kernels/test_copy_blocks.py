@@ -5,7 +5,7 @@ import torch
 
 from engine.attention.checks import AttentionInputError
 from engine.attention.kernels import copy_blocks as module
-from engine.attention.kernels.copy_blocks import copy_blocks
+from engine.attention.kernels.copy_blocks import PROGRAM_BYTES, Runs, copy_blocks, copy_kernel, copy_options
 
 SHAPES = {
     "kv_first": ((2, 6, 4, 2, 24), 1),
@@ -21,6 +21,30 @@ PAIRS = {
     "onto itself": [[4, 4], [3, 5]],
     "none": [],
 }
+
+
+class OnDevice(torch.Tensor):
+    """Pairs that say they are on a device: nothing about them is looked at before the launch."""
+
+    is_cuda = True
+
+
+class Launches:
+    """Stands in for the kernel and keeps the grids."""
+
+    def __init__(self):
+        self.grids = []
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return copy_kernel[grid]
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    seen = Launches()
+    monkeypatch.setattr(module, "copy_kernel", seen)
+    return seen
 
 
 def of_pairs(pairs):
@@ -50,12 +74,81 @@ def test_half_of_an_interleaved_cache_leaves_the_other_half_alone(view):
     assert torch.equal(cache, before)
 
 
-def test_blocks_larger_than_a_program(monkeypatch):
-    monkeypatch.setattr(module, "ELEMENTS", 64)
+@pytest.mark.parametrize("view", [lambda c: c, lambda c: c[:, 1:4, 3:8]])
+def test_blocks_larger_than_a_program(monkeypatch, launches, view):
+    monkeypatch.setattr(module, "PROGRAM_BYTES", 64)
     cache = torch.randn(3, 5, 30)
-    expected = cache[1].clone()
-    copy_blocks([cache], of_pairs([[1, 2]]))
-    assert torch.equal(cache[2], expected)
+    expected = cache.clone()
+    view(expected)[2] = view(cache)[1]
+    copy_blocks([view(cache)], of_pairs([[1, 2]]))
+    assert torch.equal(cache, expected)
+    assert launches.grids[0][1] * launches.grids[0][2] > 1
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("kind", [torch.Tensor, OnDevice])
+def test_disjoint_pairs_take_one_launch_a_cache(layout, kind, launches):
+    shape, axis = SHAPES[layout]
+    caches = [torch.randn(shape) for _ in range(3)]
+    expected = [cache.clone() for cache in caches]
+    for cache in expected:
+        cache.index_copy_(axis, torch.tensor([0, 4, 2]), cache.index_select(axis, torch.tensor([3, 3, 1])))
+    pairs = torch.tensor([[3, 0, -1], [3, 4, -1], [1, 2, -1]])[:, :2].as_subclass(kind)
+    copy_blocks(caches, pairs, block_axis=axis, disjoint=True)
+    assert all(torch.equal(cache, copy) for cache, copy in zip(caches, expected, strict=True))
+    assert len(launches.grids) == 3
+
+
+@pytest.mark.parametrize("disjoint,number", [(True, 1), (False, 2)])
+def test_pairs_on_the_device_go_through_scratch_unless_the_caller_promises(disjoint, number, launches):
+    """Block 2 tells: of a chain it gets what block 1 held, and what block 0 held where the promise is broken."""
+    cache = torch.arange(4.0).repeat_interleave(8).reshape(4, 8)
+    copy_blocks([cache], of_pairs([[0, 1], [1, 2]]).as_subclass(OnDevice), disjoint=disjoint)
+    assert cache[2, 0] == (0.0 if disjoint else 1.0)
+    assert len(launches.grids) == number
+
+
+@pytest.mark.parametrize("name", ["a chain", "a cycle", "onto itself"])
+def test_a_broken_promise_is_refused_where_it_is_seen(name):
+    cache = torch.randn(6, 8)
+    before = cache.clone()
+    with pytest.raises(AttentionInputError, match="expected no source that is a destination, got"):
+        copy_blocks([cache], of_pairs(PAIRS[name]), disjoint=True)
+    assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize(
+    "shape,axis,part,expected",
+    [
+        ((2, 9, 16, 8, 128), 1, slice(None), (2, 16_384)),
+        ((9, 2, 16, 8, 128), 0, slice(None), (1, 32_768)),
+        ((9, 2, 16, 8, 128), 0, (slice(None), 1), (1, 16_384)),
+        ((9, 16, 16, 80), 0, (slice(None), slice(None), slice(1, None, 2)), (128, 80)),
+        ((9, 16, 576), 0, slice(None), (1, 9_216)),
+    ],
+)
+def test_every_number_that_bounds_a_vector_is_divisible_by_16(shape, axis, part, expected):
+    """What the compiler is told of a launch; a lone run's stride of 1 once made all accesses two bytes wide."""
+    runs = Runs.of(torch.empty(shape, dtype=torch.bfloat16, device="meta")[part], axis)
+    assert (runs.count, runs.run) == expected
+    assert all(number % 16 == 0 for number in (runs.block_stride, runs.stride, runs.run))
+
+
+@pytest.mark.parametrize(
+    "count,run,element_bytes,expected",
+    [
+        (1, 16_384, 2, (1, 8_192, 8)),
+        (128, 128, 2, (64, 128, 8)),
+        (128, 80, 2, (64, 128, 8)),
+        (1, 64, 4, (1, 64, 1)),
+        (3, 64, 4, (4, 64, 1)),
+        (1, 1, 1, (1, 1, 1)),
+    ],
+)
+def test_a_program_takes_as_much_as_there_is_up_to_its_share(count, run, element_bytes, expected):
+    options = copy_options(count, run, element_bytes)
+    assert tuple(options.values()) == expected
+    assert options["BLOCK_R"] * options["BLOCK_E"] * element_bytes <= PROGRAM_BYTES
 
 
 def test_without_scratch_a_chain_would_be_caught(monkeypatch):

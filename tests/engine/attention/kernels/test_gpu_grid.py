@@ -281,3 +281,19 @@ def test_block_copies(where, shape, axis):
     expected.index_copy_(axis, pairs[:, 1].cuda(), cache.index_select(axis, pairs[:, 0].cuda()))
     copy_blocks([cache], pairs, block_axis=axis)
     assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize("layout", ["kv_first", "block_first", "interleaved"])
+@pytest.mark.parametrize("num_kv_heads,head_size", [(8, 128), (3, 80), (1, 64)])
+def test_copies_of_disjoint_pairs(layout, num_kv_heads, head_size):
+    """K and V as views of one cache, whose other blocks stay as they were."""
+    k_cache, v_cache = poisoned_caches(layout, 64, 16, num_kv_heads, head_size, torch.bfloat16, "cuda")
+    for cache in (k_cache, v_cache):
+        cache.copy_(torch.randn(cache.shape, device="cuda"))
+    pairs = torch.randperm(64, device="cuda")[:48].view(24, 2)
+    expected = [cache.clone() for cache in (k_cache, v_cache)]
+    for copy in expected:
+        copy[pairs[:, 1]] = copy[pairs[:, 0]]
+    copy_blocks([k_cache, v_cache], pairs, disjoint=True)
+    assert torch.equal(k_cache, expected[0])
+    assert torch.equal(v_cache, expected[1])

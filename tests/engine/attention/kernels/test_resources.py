@@ -17,6 +17,7 @@ from engine.attention.kernels.resources import (
     rows,
     serialized,
     usage,
+    widest_access,
     write_table,
 )
 from engine.attention.kernels.variants import hopper, variants
@@ -126,6 +127,14 @@ def test_attention_runs_on_tensor_cores(table):
             assert int(row["wgmma" if row["architecture"] == "sm_90" else "mma"]) > 0, row
 
 
+def test_writes_and_copies_move_whole_vectors(table):
+    """Which takes every number that bounds one to be known as divisible by 16."""
+    found = [row for row in table if row["kernel"] in ("write_kernel", "copy_kernel")]
+    assert found
+    for row in found:
+        assert row["access_bytes"] == "16", row
+
+
 def test_every_variant_fits_on_its_multiprocessor(table):
     for row in table:
         assert int(row["programs_per_sm"]) >= 1, row
@@ -170,6 +179,19 @@ def test_products_that_need_too_many_registers_are_seen_to_wait_and_to_spill(cou
     assert serialized(code.read_text(), 90) is lost
     assert (spilled > HOPPER_SPILL_BYTES) is lost
     assert registers == (255 if lost else pytest.approx(90, abs=20))
+
+
+@pytest.mark.parametrize(
+    "ptx,expected",
+    [
+        ("ld.global.b16 %rs1, [%rd1];\n@%p1 ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [ %rd1 + 0 ];", 16),
+        ("ld.global.L1::evict_first.L2::cache_hint.v2.b32 {%r1, %r2}, [%rd1];\nst.shared.v4.b32 [%r1], {};", 8),
+        ("st.global.b16 [%rd1], {%rs1};\nld.param.b64 %rd1, [x];", 2),
+        ("cp.async.cg.shared.global [%r1], [%rd1], 16;", 0),
+    ],
+)
+def test_the_widest_access_by_hand(ptx, expected):
+    assert widest_access(ptx) == expected
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
