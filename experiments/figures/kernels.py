@@ -146,7 +146,7 @@ def block_sizes(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
             one = panel[panel["peer"] == peer]
             _line(axes, peer, one["block_size"], one)
         log2_axis(axes, panel["block_size"], "block size (tokens)")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.12 * panel["p80_us"].max())
         axes.set_title(shape)
     panels[0].set_ylabel("latency (µs)")
     legend_of(canvas, max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
