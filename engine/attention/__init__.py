@@ -11,13 +11,13 @@ a block).
 
 from engine.attention.backend import AttentionBackend, AttentionImpl, Capabilities, LayerConfig, SizeRule
 from engine.attention.block_size import ResolvedBlockSize, resolve_block_size
+from engine.attention.builders import MetadataBuilder
 from engine.attention.checks import AttentionInputError
 from engine.attention.layer import AttentionLayer, allocate_kv_caches
 from engine.attention.layouts import KVLayout
 from engine.attention.merge import SoftmaxState, merge_outputs
 from engine.attention.metadata import (
     AttentionMetadata,
-    MetadataBuilder,
     MLAMetadata,
     PallasMetadata,
     decodes_first,

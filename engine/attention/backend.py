@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from engine.attention.checks import AttentionInputError, check_heads, check_scale, short
+from engine.attention.checks import AttentionInputError, check_count, check_heads, check_scale, short
 from engine.attention.layouts import KVLayout
 
 DEFAULT_BLOCK_SIZE = 16
@@ -33,7 +33,9 @@ class SizeRule:
     only: tuple[int, ...] = ()
 
     def allows(self, size: int) -> bool:
-        """Whether a size obeys the rule."""
+        """Whether a size obeys the rule; a float or a bool is none."""
+        if not isinstance(size, int) or isinstance(size, bool):
+            return False
         if self.only:
             return size in self.only
         return size > 0 and size % self.multiple_of == 0 and (not self.maximum or size <= self.maximum)
@@ -87,15 +89,16 @@ class LayerConfig:
     def __post_init__(self) -> None:
         check_heads(self.num_heads, self.num_kv_heads)
         check_scale(self.scale, self.window, self.soft_cap)
-        if not 0 <= self.kv_lora_rank <= self.head_size or self.head_size < 1:
+        check_count("head_size", self.head_size, 1)
+        check_count("kv_lora_rank", self.kv_lora_rank)
+        if self.kv_lora_rank > self.head_size:
             raise AttentionInputError(
-                "head_size: expected at least 1 and at least kv_lora_rank (0 or more), "
-                f"got {self.head_size} and {self.kv_lora_rank}"
+                f"head_size: expected at least kv_lora_rank={self.kv_lora_rank}, got {self.head_size}"
             )
 
 
 class Builder(Protocol[M_co]):
-    """Makes a backend's metadata of a step; `engine.attention.metadata.MetadataBuilder` is the plain one."""
+    """Makes a backend's metadata of a step; `engine.attention.builders.MetadataBuilder` is the plain one."""
 
     def __init__(self, block_size: int, device: torch.device = ...) -> None: ...
 
@@ -112,12 +115,13 @@ class Builder(Protocol[M_co]):
 
 
 class AttentionImpl(ABC, Generic[M]):
-    """One layer's attention. Metadata is of the backend's own class."""
+    """One layer's attention, without gradients. Metadata is of the backend's own class."""
 
     def __init__(self, config: LayerConfig, layout: KVLayout) -> None:
         self.config = config
         self.layout = layout
 
+    @torch.no_grad()
     def forward(
         self,
         query: torch.Tensor,
@@ -130,18 +134,21 @@ class AttentionImpl(ABC, Generic[M]):
         """Output [T, H, DV] of the step's tokens, each over all tokens before it and itself.
 
         Writes the step's K and V [T, KH, D] by slot, then reads by block table: a token sees itself and its chunk only
-        because the write comes first (the chapter's section 4.5). AttentionInputError changes nothing.
+        because the write comes first (the chapter's section 4.5). `out` may be the query itself, but shares no memory
+        with anything else that is read. AttentionInputError changes nothing.
         """
         self.check_write(key, value, kv_cache, metadata)
         self.check_attend(query, kv_cache, metadata, out)
         self._write(key, value, kv_cache, metadata)
         return self._attend(query, kv_cache, metadata, out)
 
+    @torch.no_grad()
     def write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: M) -> None:
         """Only the write; slots below 0 are skipped."""
         self.check_write(key, value, kv_cache, metadata)
         self._write(key, value, kv_cache, metadata)
 
+    @torch.no_grad()
     def attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: M, out: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.attention.backend import AttentionBackend
-from engine.attention.checks import AttentionInputError
+from engine.attention.checks import AttentionInputError, check_count
 
 
 class ResolvedBlockSize(NamedTuple):
@@ -27,8 +27,7 @@ def resolve_block_size(
     AttentionInputError for a request that the backend does not take or that lies below its minimum.
     """
     for what, number in (("max_model_len", max_model_len), ("max_num_seqs", max_num_seqs)):
-        if number < 1:
-            raise AttentionInputError(f"{what}: expected at least 1, got {number}")
+        check_count(what, number, 1)
     name, default = backend.get_name(), backend.capabilities().default_block_size
     least = backend.get_min_block_size(max_model_len, max_num_seqs)
     asks = f"max_model_len={max_model_len} and max_num_seqs={max_num_seqs}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.attention.backend import AttentionBackend, LayerConfig
-from engine.attention.checks import check_dtype, check_inner_stride, check_shape
+from engine.attention.checks import AttentionInputError, check_count, check_dtype, check_inner_stride, check_shape
 from engine.attention.layouts import KVLayout
 
 
@@ -27,6 +27,7 @@ def allocate_kv_caches(
     layout: KVLayout | None = None,
 ) -> list[torch.Tensor]:
     """Zeros for each layer's KV; AttentionInputError if the backend cannot do what the layers ask."""
+    check_count("num_layers", num_layers, 1)
     backend.check_layer(config, block_size, dtype)
     shape = backend.get_kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_size, layout)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
@@ -54,6 +55,7 @@ class AttentionLayer:
         check_dtype("kv_cache", kv_cache, backend.capabilities().dtypes)
         check_inner_stride("kv_cache", kv_cache)
         backend.check_layer(config, block_size, kv_cache.dtype)
+        self.metadata_class = backend.get_metadata_cls()
         self.impl = backend.get_impl_cls()(config, layout, **impl_options)
         self.kv_cache = kv_cache
 
@@ -65,5 +67,12 @@ class AttentionLayer:
         metadata: Any,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Output [T, H, DV] of the step's tokens; the step's K and V are in the cache afterwards."""
+        """Output [T, H, DV] of the step's tokens; the step's K and V are in the cache afterwards.
+
+        As `AttentionImpl.forward`, which see; metadata of another backend's class is refused as well.
+        """
+        if not isinstance(metadata, self.metadata_class):
+            raise AttentionInputError(
+                f"metadata: expected {self.metadata_class.__name__}, got {type(metadata).__name__}"
+            )
         return self.impl.forward(query, key, value, self.kv_cache, metadata, out)

@@ -10,7 +10,7 @@ import enum
 
 import torch
 
-from engine.attention.checks import AttentionInputError, check_rank
+from engine.attention.checks import AttentionInputError, check_count, check_rank
 
 
 class KVLayout(enum.Enum):
@@ -41,9 +41,8 @@ class KVLayout(enum.Enum):
             "num_kv_heads": num_kv_heads,
             "head_size": head_size,
         }
-        wrong = {name: size for name, size in sizes.items() if size < 1}
-        if wrong:
-            raise AttentionInputError(f"KV cache shape: expected sizes of at least 1, got {wrong}")
+        for name, size in sizes.items():
+            check_count(f"KV cache shape: {name}", size, 1)
         match self:
             case KVLayout.KV_FIRST:
                 return (2, num_blocks, block_size, num_kv_heads, head_size)
@@ -85,6 +84,7 @@ class KVLayout(enum.Enum):
     def _check(self, cache: torch.Tensor, kv_lora_rank: int) -> None:
         """AttentionInputError for a tensor that cannot have this layout."""
         check_rank("kv_cache", cache, self.value.count(",") + 1, self.value)
+        check_count("kv_lora_rank", kv_lora_rank)
         fault = ""
         if self is KVLayout.KV_FIRST and cache.shape[0] != 2:
             fault = "2 entries in axis 0"

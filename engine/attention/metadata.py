@@ -24,11 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from engine.attention.checks import AttentionInputError, check_index, check_same_device
-from engine.core.slots import slot_mapping as slots_of
+from engine.attention.checks import AttentionInputError, check_count, check_index, check_same_device
 
 PAD_SLOT = -1
 """Slot of a token that is not to be written."""
@@ -50,8 +48,8 @@ class AttentionMetadata:
     """[T] int64."""
     num_decodes: int = 0
     """The first rows, each with one query token; as many tokens."""
-    plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What a backend works out once for all layers of the step, by a key of its own."""
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What a backend works out once for all layers of the step, by a key of its own: good until lengths change."""
 
     def __post_init__(self) -> None:
         check_index("seq_lens", self.seq_lens, ("S",), torch.int32)
@@ -64,10 +62,9 @@ class AttentionMetadata:
             block_table=self.block_table,
             slot_mapping=self.slot_mapping,
         )
-        if not 0 <= self.num_decodes <= min(self.num_seqs, self.num_tokens):
-            raise AttentionInputError(
-                f"num_decodes: expected 0 to {min(self.num_seqs, self.num_tokens)}, got {self.num_decodes}"
-            )
+        check_count("max_query_len", self.max_query_len)
+        check_count("max_seq_len", self.max_seq_len)
+        check_count("num_decodes", self.num_decodes, most=min(self.num_seqs, self.num_tokens))
 
     @property
     def num_seqs(self) -> int:
@@ -87,7 +84,10 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PallasMetadata:
-    """The same step under the names of vLLM's Pallas backend; the kernel takes lengths of all rows alike."""
+    """The same step under the names of vLLM's Pallas backend; the kernel takes lengths of all rows alike.
+
+    AttentionInputError where shapes, types or devices do not agree.
+    """
 
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
@@ -96,6 +96,21 @@ class PallasMetadata:
     query_start_loc: torch.Tensor
     num_seqs: torch.Tensor
     """[1] int32: rows beyond it are padding and never looked at."""
+
+    def __post_init__(self) -> None:
+        check_index("slot_mapping", self.slot_mapping, ("T",), torch.int64)
+        check_index("context_lens", self.context_lens, ("S",), torch.int32)
+        rows = self.context_lens.shape[0]
+        check_index("block_tables", self.block_tables, (rows, "max_blocks"), torch.int32)
+        check_index("query_start_loc", self.query_start_loc, (rows + 1,), torch.int32)
+        check_index("num_seqs", self.num_seqs, (1,), torch.int32)
+        check_same_device(
+            slot_mapping=self.slot_mapping,
+            context_lens=self.context_lens,
+            block_tables=self.block_tables,
+            query_start_loc=self.query_start_loc,
+            num_seqs=self.num_seqs,
+        )
 
     @classmethod
     def of(cls, step: AttentionMetadata) -> PallasMetadata:
@@ -127,7 +142,7 @@ class MLAPrefill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MLAMetadata:
-    """The same step split in two; a part without rows is None."""
+    """The same step split in two; a part without rows is None. AttentionInputError where the parts do not fit."""
 
     slot_mapping: torch.Tensor
     """[T] int64, of both parts: decodes first."""
@@ -135,6 +150,25 @@ class MLAMetadata:
     num_prefills: int
     decode: MLADecode | None
     prefill: MLAPrefill | None
+
+    def __post_init__(self) -> None:
+        check_index("slot_mapping", self.slot_mapping, ("T",), torch.int64)
+        check_count("num_decodes", self.num_decodes, most=len(self.slot_mapping))
+        check_count("num_prefills", self.num_prefills)
+        self._check_part("decode", self.decode, self.num_decodes)
+        self._check_part("prefill", self.prefill, self.num_prefills)
+        if self.prefill is not None:
+            starts = self.prefill.query_start_loc
+            check_index("prefill.query_start_loc", starts, (self.num_prefills + 1,), torch.int32)
+            check_same_device(slot_mapping=self.slot_mapping, query_start_loc=starts)
+
+    def _check_part(self, name: str, part: MLADecode | MLAPrefill | None, rows: int) -> None:
+        if (part is None) != (rows == 0):
+            raise AttentionInputError(f"{name}: expected a part for {rows} rows (None for 0), got {part!r:.20}")
+        if part is not None:
+            check_index(f"{name}.seq_lens", part.seq_lens, (rows,), torch.int32)
+            check_index(f"{name}.block_table", part.block_table, (rows, "max_blocks"), torch.int32)
+            check_same_device(slot_mapping=self.slot_mapping, seq_lens=part.seq_lens, block_table=part.block_table)
 
     @classmethod
     def of(cls, step: AttentionMetadata) -> MLAMetadata:
@@ -157,130 +191,3 @@ class MLAMetadata:
 def decodes_first(query_lens: Sequence[int]) -> list[int]:
     """The order of rows in which those with one query token come first; otherwise as they came."""
     return sorted(range(len(query_lens)), key=lambda row: query_lens[row] != 1)
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataBuilder:
-    """Makes a step's metadata from what the host knows: lengths and block tables."""
-
-    block_size: int
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def build(
-        self,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
-        *,
-        num_padded_seqs: int = 0,
-    ) -> AttentionMetadata:
-        """Metadata of rows that are `decodes_first` already, behind them none or more padded rows of one token each.
-
-        seq_lens count the step's own tokens. Padding is for graphs captured at a larger batch: only behind decodes.
-        AttentionInputError for lengths that cannot be, tables too short, another order.
-        """
-        query, lengths = np.asarray(query_lens, np.int64), np.asarray(seq_lens, np.int64)
-        num_decodes = self._check(query, lengths, block_tables, num_padded_seqs)
-        table = _rows(block_tables, num_padded_seqs)
-        ends = np.cumsum(query)
-        rows = np.repeat(np.arange(len(query)), query)
-        positions = np.arange(len(rows)) - (ends - query)[rows] + (lengths - query)[rows]
-        slots = slots_of(table, rows, positions, self.block_size)
-        total = len(rows)
-        starts = np.concatenate(([0], ends, total + 1 + np.arange(num_padded_seqs)))
-        return AttentionMetadata(
-            query_start_loc=self._tensor(starts, np.int32),
-            seq_lens=self._tensor(np.pad(lengths, (0, num_padded_seqs)), np.int32),
-            max_query_len=int(query.max(initial=min(1, num_padded_seqs))),
-            max_seq_len=int(lengths.max(initial=0)),
-            block_table=self._tensor(table, np.int32),
-            slot_mapping=self._tensor(np.pad(slots, (0, num_padded_seqs), constant_values=PAD_SLOT), np.int64),
-            num_decodes=num_decodes + num_padded_seqs,
-        )
-
-    def _tensor(self, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values.astype(dtype))).to(self.device)
-
-    def _check(
-        self,
-        query: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-        lengths: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-        tables: Sequence[Sequence[int]],
-        num_padded_seqs: int,
-    ) -> int:
-        """The number of decodes."""
-        if not query.shape == lengths.shape == (len(tables),):
-            raise AttentionInputError(
-                f"expected as many query lengths, lengths and block tables, got {len(query)}, {len(lengths)}, "
-                f"{len(tables)}"
-            )
-        for row, (new, length, table) in enumerate(zip(query.tolist(), lengths.tolist(), tables, strict=True)):
-            if not 1 <= new <= length:
-                raise AttentionInputError(
-                    f"row {row}: expected 1 <= query length <= sequence length, got {new} and {length}"
-                )
-            if length > len(table) * self.block_size:
-                raise AttentionInputError(
-                    f"row {row}: expected blocks of {self.block_size} for {length} tokens, got {len(table)} blocks"
-                )
-        num_decodes = int((query == 1).sum())
-        if (query[:num_decodes] != 1).any():
-            row = int(np.flatnonzero(query != 1)[0])
-            raise AttentionInputError(
-                f"row {row}: expected the {num_decodes} rows with one query token first (see decodes_first), "
-                f"got a query length of {query[row]}"
-            )
-        if num_padded_seqs < 0 or (num_padded_seqs and num_decodes < len(query)):
-            raise AttentionInputError(
-                f"num_padded_seqs: expected 0, or more where all rows are decodes, got {num_padded_seqs} with "
-                f"{len(query) - num_decodes} chunks"
-            )
-        return num_decodes
-
-
-@dataclass(frozen=True, slots=True)
-class PallasBuilder:
-    """As MetadataBuilder, under Pallas's names."""
-
-    block_size: int
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def build(
-        self,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
-        *,
-        num_padded_seqs: int = 0,
-    ) -> PallasMetadata:
-        """What MetadataBuilder makes of it, renamed."""
-        step = MetadataBuilder(self.block_size, self.device)
-        return PallasMetadata.of(step.build(query_lens, seq_lens, block_tables, num_padded_seqs=num_padded_seqs))
-
-
-@dataclass(frozen=True, slots=True)
-class MLABuilder:
-    """As MetadataBuilder, split into decodes and prefills."""
-
-    block_size: int
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def build(
-        self,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
-        *,
-        num_padded_seqs: int = 0,
-    ) -> MLAMetadata:
-        """What MetadataBuilder makes of it, split."""
-        step = MetadataBuilder(self.block_size, self.device)
-        return MLAMetadata.of(step.build(query_lens, seq_lens, block_tables, num_padded_seqs=num_padded_seqs))
-
-
-def _rows(tables: Sequence[Sequence[int]], num_padded: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """[S, max_blocks]: ragged tables side by side, zeros behind them."""
-    filled = np.zeros((len(tables) + num_padded, max(map(len, tables), default=0)), np.int64)
-    for row, table in enumerate(tables):
-        filled[row, : len(table)] = table
-    return filled

@@ -2,7 +2,8 @@
 
 Written to be read, not to be fast: rows one after the other, exactly the slots that a row may see, the online softmax
 of `engine.attention.merge` over tiles of tokens. Computes in float32, or in float64 where the inputs are float64.
-Unlike a kernel it looks at the values of lengths and tables (and so waits for the device) and refuses impossible ones.
+Unlike a kernel it looks at the values of lengths, tables and slots (and so waits for the device) and refuses impossible
+ones. Nothing here makes gradients.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ TILE = 1024
 """Queries and tokens of one product: bounds the memory for scores, not the result."""
 
 
+@torch.no_grad()
 def write_kv(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     """K [T, KH, D] and V [T, KH, DV] into the caches [NB, BS, KH, ...] at slot_mapping [T] int64; slots < 0 skipped.
 
-    AttentionInputError, before anything is written, for slots beyond the cache.
+    AttentionInputError, before anything is written, for slots beyond the cache and for two tokens in one slot.
     """
     check_step(k, v, k_cache, v_cache, slot_mapping)
     kept = slot_mapping >= 0
@@ -56,8 +58,13 @@ def check_step(
             f"slot_mapping: expected slots below {num_blocks} x {block_size} = {num_blocks * block_size}, "
             f"got {int(slot_mapping.max())}"
         )
+    slots = slot_mapping[slot_mapping >= 0].sort().values
+    again = slots[1:][slots[1:] == slots[:-1]]
+    if len(again):
+        raise AttentionInputError(f"slot_mapping: expected each slot once, got {again.tolist()} again")
 
 
+@torch.no_grad()
 def copy_blocks(kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout) -> None:
     """Whole blocks from source to destination, pairs [P, 2] int64, in every cache; all sources are read first.
 
@@ -221,6 +228,7 @@ def check_paged(
     return rows_of(query_start_loc, seq_lens, block_table, pages_of(k_cache), len(q), window)
 
 
+@torch.no_grad()
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -237,11 +245,12 @@ def paged_attention(
     """Output [T, H, DV] in Q's type and lse [T, H]: every token of Q over all tokens of its sequence up to itself.
 
     Caches [NB, BS, KH, ...], block_table [S, max_blocks], query_start_loc [S+1] and seq_lens [S], int32. A query of a
-    row sits at position seq_len - query_len and following. Padded rows, and tokens of no row, give 0 and -inf.
+    row sits at position seq_len - query_len and following. Padded rows, and tokens of no row, give 0 and -inf. `out`
+    is written last, so it may share memory with what is read.
     """
     check_scale(scale, window, soft_cap)
     rows = check_paged(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, window)
-    result = q.new_zeros(*q.shape[:2], v_cache.shape[3]) if out is None else out.zero_()
+    result = q.new_zeros(*q.shape[:2], v_cache.shape[3])
     lse = torch.full(q.shape[:2], NEVER, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for row in rows:
         for tokens, positions, first, stop in query_tiles(row, window, q.device):
@@ -249,4 +258,4 @@ def paged_attention(
             result[tokens], lse[tokens] = attend(
                 q[tokens], k, v, positions, first, scale=scale, window=window, soft_cap=soft_cap
             )
-    return result, lse
+    return (result if out is None else out.copy_(result)), lse

@@ -14,16 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, M, SizeRule
-from engine.attention.checks import FLOATS, AttentionInputError, check_caches, check_shape
+from engine.attention.builders import MetadataBuilder, MLABuilder, PallasBuilder
+from engine.attention.checks import FLOATS, AttentionInputError, check_caches, check_count, check_shape
 from engine.attention.layouts import KVLayout
-from engine.attention.metadata import (
-    AttentionMetadata,
-    MetadataBuilder,
-    MLABuilder,
-    MLAMetadata,
-    PallasBuilder,
-    PallasMetadata,
-)
+from engine.attention.metadata import AttentionMetadata, MLAMetadata, PallasMetadata
 from engine.attention.reference import check_paged, check_step, copy_blocks, paged_attention, write_kv
 from engine.attention.reference_mla import ReferenceMLAImpl
 
@@ -95,7 +89,9 @@ class ReferencePallasImpl(_ReferenceKVImpl[PallasMetadata]):
     """Pallas's semantics: context_lens are lengths in total, and rows from num_seqs on are not looked at."""
 
     def where(self, metadata: PallasMetadata) -> Where:
-        rows = int(metadata.num_seqs)
+        rows, most = int(metadata.num_seqs), len(metadata.context_lens)
+        if not 0 <= rows <= most:
+            raise AttentionInputError(f"num_seqs: expected 0 to {most}, got {rows}")
         return Where(
             metadata.slot_mapping,
             metadata.block_tables[:rows],
@@ -190,8 +186,10 @@ class ReferencePallas(ReferenceBackend):
     def get_min_block_size(cls, max_model_len: int, max_num_seqs: int) -> int:
         """The next power of two of ceil(max_model_len / (131072 // max_num_seqs)): block tables must fit.
 
-        AttentionInputError for more sequences than entries.
+        AttentionInputError for more sequences than entries, and for less than one.
         """
+        check_count("max_model_len", max_model_len, 1)
+        check_count("max_num_seqs", max_num_seqs, 1)
         entries = PALLAS_TABLE_ENTRIES // max_num_seqs
         if not entries:
             raise AttentionInputError(

@@ -19,6 +19,7 @@ from engine.attention.checks import (
     check_caches,
     check_dtype,
     check_inner_stride,
+    check_places,
     check_same_device,
     check_shape,
 )
@@ -72,9 +73,9 @@ class UpProjections:
 class ReferenceMLAImpl(AttentionImpl[MLAMetadata]):
     """As vLLM's MLA layers, `key` is c [T, 1, kv_lora_rank] and `value` the rotary part [T, 1, rotary].
 
-    With `up` queries are [T, H, nope + rotary] and outputs [T, H, v_head_dim]; absorbed queries are rounded to their
-    own type, as a model rounds them. Without, the caller has absorbed: queries are [T, H, latent] and outputs
-    [T, H, kv_lora_rank], for chunks as for decodes.
+    With `up`, of the cache's type, queries are [T, H, nope + rotary] and outputs [T, H, v_head_dim]; absorbed queries
+    are rounded to their own type, as a model rounds them. Without, the caller has absorbed: queries are [T, H, latent]
+    and outputs [T, H, kv_lora_rank], for chunks as for decodes.
     """
 
     def __init__(self, config: LayerConfig, layout: KVLayout, up: UpProjections | None = None) -> None:
@@ -122,7 +123,13 @@ class ReferenceMLAImpl(AttentionImpl[MLAMetadata]):
         if out is not None:
             check_shape("out", out, (num_tokens, *self.output_shape))
             check_dtype("out", out, (query.dtype,))
+            check_inner_stride("out", out)
+            check_places("out", out)
             check_same_device(kv_cache=kv_cache, out=out)
+        if self.up is not None:
+            check_dtype("w_uk and w_uv", self.up.w_uk, (latents.dtype,))
+            check_same_device(kv_cache=kv_cache, w_uk=self.up.w_uk)
+        check_same_device(kv_cache=kv_cache, slot_mapping=metadata.slot_mapping)
         self._check_parts(latents, metadata)
 
     def _check_parts(self, latents: torch.Tensor, metadata: MLAMetadata) -> None:
@@ -154,13 +161,13 @@ class ReferenceMLAImpl(AttentionImpl[MLAMetadata]):
     def _attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: MLAMetadata, out: torch.Tensor | None
     ) -> torch.Tensor:
-        result = query.new_zeros(len(query), *self.output_shape) if out is None else out.zero_()
+        result = query.new_zeros(len(query), *self.output_shape)
         first = metadata.num_decodes
         if metadata.decode is not None:
             result[:first] = self._decode(query[:first], kv_cache, metadata.decode)
         if metadata.prefill is not None:
             result[first:] = self._prefill(query[first:], kv_cache, metadata.prefill)
-        return result
+        return result if out is None else out.copy_(result)
 
     def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, part: MLADecode) -> torch.Tensor:
         return self._absorbed(q, kv_cache, part.block_table, _one_each(len(q), q.device), part.seq_lens)

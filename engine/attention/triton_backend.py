@@ -14,14 +14,22 @@ from typing import Any
 import torch
 
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, SizeRule
-from engine.attention.checks import check_caches, check_index, check_queries, check_shape, check_table, check_write
-from engine.attention.kernels.inputs import DTYPES, MAX_HEAD_SIZE
+from engine.attention.builders import MetadataBuilder
+from engine.attention.checks import AttentionInputError, check_caches, check_shape, check_write
+from engine.attention.kernels.inputs import DTYPES, MAX_HEAD_SIZE, check_paged, check_query_starts
 from engine.attention.layouts import KVLayout
-from engine.attention.metadata import AttentionMetadata, MetadataBuilder
+from engine.attention.metadata import AttentionMetadata
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class TritonImpl(AttentionImpl[AttentionMetadata]):
-    """Decode rows by the split-KV kernel, chunks by the prefill kernel, both in one mixed step."""
+    """Decode rows by the split-KV kernel, chunks by the prefill kernel, both in one mixed step.
+
+    Rows of `out` for tokens of no row are left alone: they may hold anything.
+    """
 
     def check_write(
         self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
@@ -33,11 +41,15 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
     ) -> None:
         k_cache, v_cache = self._caches(kv_cache)
         check_shape("query", query, (metadata.num_tokens, self.config.num_heads, self.config.head_size))
-        check_queries(query, k_cache, v_cache, out)
-        check_table(metadata.block_table, metadata.seq_lens, k_cache.shape[1], metadata.max_seq_len)
-        check_index("query_start_loc", metadata.query_start_loc, (metadata.num_seqs + 1,), torch.int32)
+        step = metadata
+        check_paged(query, k_cache, v_cache, step.block_table, step.seq_lens, max_seq_len=step.max_seq_len, out=out)
+        check_query_starts(step.query_start_loc, step.seq_lens, step.max_query_len)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not kv_cache.is_cuda and not _interpreted():
+            raise AttentionInputError(
+                f"kv_cache: expected on a CUDA device (or TRITON_INTERPRET=1 before the start), got {kv_cache.device}"
+            )
         k_cache, v_cache = self.split(kv_cache)
         check_caches(k_cache, v_cache, DTYPES)
         check_shape("kv_cache (K)", k_cache, ("NB", "BS", self.config.num_kv_heads, self.config.head_size))
@@ -67,12 +79,29 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
         if step.num_decodes:
             shared["plan"] = self._plan(query[: step.num_decodes], k_cache.shape[1], step)
         if not step.num_prefills:
-            return launch.decode_attention(query, k_cache, v_cache, step.block_table, step.seq_lens, **shared)
+            return self._decode(query, k_cache, v_cache, step, shared)
         addresses = step.block_table, step.query_start_loc, step.seq_lens
         shared["max_query_len"] = step.max_query_len
         if not step.num_decodes:
             return launch.prefill_attention(query, k_cache, v_cache, *addresses, **shared)
         return launch.mixed_attention(query, k_cache, v_cache, *addresses, num_decodes=step.num_decodes, **shared)
+
+    def _decode(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        step: AttentionMetadata,
+        shared: dict[str, Any],
+    ) -> torch.Tensor:
+        """A step of nothing but decodes; tokens behind them are of no row."""
+        from engine.attention.kernels import launch
+
+        out = torch.empty_like(query, memory_format=torch.contiguous_format) if shared["out"] is None else shared["out"]
+        shared["out"] = out[: step.num_decodes]
+        rows = query[: step.num_decodes]
+        launch.decode_attention(rows, k_cache, v_cache, step.block_table, step.seq_lens, **shared)
+        return out
 
     def _plan(self, query: torch.Tensor, block_size: int, step: AttentionMetadata) -> Any:
         """Of the step's decodes, query [num_decodes, H, D]: made by the first layer, found by the others."""
@@ -119,7 +148,7 @@ class TritonBackend(AttentionBackend):
         """Triton ships for Linux only, and wants a device or its interpreter."""
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed"
-        if os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available():
+        if _interpreted() or torch.cuda.is_available():
             return ""
         return "no CUDA device, and TRITON_INTERPRET=1 is not set"
 

@@ -1,7 +1,8 @@
 """What the kernels ask of their arguments beyond `engine.attention.checks`. Attributes only, so nothing waits.
 
-Contents are trusted, as everywhere on the device: lengths up to `max_seq_len`, block ids inside the cache wherever a
-sequence has tokens, slots inside the cache. Shape letters as in `engine.attention`; N rows of a contiguous K.
+Contents are trusted, as everywhere on the device: lengths up to `max_seq_len` and `max_query_len`, block ids inside the
+cache wherever a sequence has tokens, slots distinct and inside the cache. `out` may be q itself; else what is
+written shares no memory with what is read. Shape letters as in `engine.attention`; N rows of a contiguous K.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from engine.attention.checks import (
     AttentionInputError,
     check_caches,
+    check_count,
     check_index,
     check_queries,
     check_rank,
@@ -20,6 +22,7 @@ from engine.attention.checks import (
     check_scale,
     check_shape,
     check_table,
+    check_tensor,
     shown,
 )
 
@@ -87,8 +90,20 @@ def check_contiguous(
     check_index("starts", starts, ("S",), torch.int64)
     check_index("seq_lens", seq_lens, (starts.shape[0],), torch.int32)
     check_same_device(k=k, starts=starts, seq_lens=seq_lens)
-    if not 0 <= max_seq_len <= k.shape[0]:
+    check_count("max_seq_len", max_seq_len)
+    if max_seq_len > k.shape[0]:
         raise AttentionInputError(f"max_seq_len: expected 0 to the {k.shape[0]} rows of k, got {max_seq_len}")
+
+
+def with_an_entry(block_table: torch.Tensor) -> torch.Tensor:
+    """A table whose rows have an entry: of an empty sequence the first is looked at, whatever it holds."""
+    return block_table if block_table.shape[1] else block_table.new_zeros(block_table.shape[0], 1)
+
+
+def check_kind(what: str, value: object, kind: type) -> None:
+    """None, or of that class."""
+    if value is not None and not isinstance(value, kind):
+        raise AttentionInputError(f"{what}: expected a {kind.__name__} or None, got {value!r:.80}")
 
 
 def check_one_query_each(q: torch.Tensor, seq_lens: torch.Tensor) -> None:
@@ -103,12 +118,12 @@ def check_query_starts(query_start_loc: torch.Tensor, seq_lens: torch.Tensor, ma
     """Prefill: query_start_loc [S+1] int32 beside seq_lens [S]; max_query_len at least 0."""
     check_index("query_start_loc", query_start_loc, (seq_lens.shape[0] + 1,), torch.int32)
     check_same_device(seq_lens=seq_lens, query_start_loc=query_start_loc)
-    if max_query_len < 0:
-        raise AttentionInputError(f"max_query_len: expected 0 or more, got {max_query_len}")
+    check_count("max_query_len", max_query_len)
 
 
 def check_workspace(workspace: torch.Tensor, floats: int, q: torch.Tensor) -> None:
     """A contiguous float32 tensor of at least `floats` elements beside q."""
+    check_tensor("workspace", workspace)
     fits = workspace.dtype == torch.float32 and workspace.is_contiguous() and workspace.numel() >= floats
     if not fits:
         raise AttentionInputError(

@@ -6,20 +6,25 @@ graph and replayed with other lengths up to `max_seq_len`.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from engine.attention.checks import check_same_device
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
 from engine.attention.kernels.device import capability, launches_early, multiprocessors, on_device, upcast
 from engine.attention.kernels.inputs import (
     check_contiguous,
+    check_kind,
     check_one_query_each,
     check_paged,
     check_workspace,
     padded,
     score_factors,
+    with_an_entry,
 )
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut, DecodePlan, plan_decode
@@ -51,17 +56,42 @@ def decode_attention(
     max_blocks] int32; seq_lens [S] int32, at most max_seq_len; a sequence of length 0 gets zeros. `window` > 0: the
     last `window` tokens only, the query's own included. `soft_cap` > 0: scores s become soft_cap * tanh(s / soft_cap).
     `workspace` float32 of `decode_workspace(...)` elements, else allocated. A `plan` of these lengths and shape, made
-    once for all layers, brings its own config; else one is made. Returns `out` [S, H, D], written in place.
-    AttentionInputError before anything is launched.
+    once for all layers, brings its own config; else one is made, of `config` or of the rule's. Returns `out` [S, H, D],
+    written in place. AttentionInputError before anything is launched.
     """
+    return prepared_decode(
+        q, k_cache, v_cache, block_table, seq_lens, scale=scale, max_seq_len=max_seq_len, out=out, workspace=workspace,
+        plan=plan, window=window, soft_cap=soft_cap, config=config,
+    )()  # fmt: skip
+
+
+def prepared_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_seq_len: int,
+    out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    plan: DecodePlan | None,
+    window: int,
+    soft_cap: float,
+    config: DecodeConfig | None,
+) -> Callable[[], torch.Tensor]:
+    """`decode_attention`, checked but not launched: whoever launches several kernels checks all of them first."""
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_one_query_each(q, seq_lens)
     block_size = k_cache.shape[1]
     shape = shape_of(q, k_cache.shape[2], max_seq_len, block_size)
     factor = score_factors(scale, window, soft_cap)
-    plan = _planned(plan, seq_lens, shape, config or decode_config(shape), window)
-    call = _Call(factor, soft_cap, Pages.of(block_size, plan.cut.config.block_n), plan)
-    return _launch(q, k_cache, v_cache, block_table, seq_lens, out, workspace, call)
+    cut = _cut(plan, shape, config, decode_config, window, workspace, q)
+    call = _Call(factor, soft_cap, Pages.of(block_size, cut.config.block_n), cut, window, plan)
+    return functools.partial(
+        _launch, q, k_cache, v_cache, with_an_entry(block_table), seq_lens, out, workspace, call
+    )  # fmt: skip
 
 
 def decode_contiguous(
@@ -88,8 +118,8 @@ def decode_contiguous(
     check_one_query_each(q, seq_lens)
     shape = shape_of(q, k.shape[1], max_seq_len, 0)
     factor = score_factors(scale, window, soft_cap)
-    plan = _planned(plan, seq_lens, shape, config or decode_contiguous_config(shape), window)
-    call = _Call(factor, soft_cap, Pages.contiguous(), plan)
+    cut = _cut(plan, shape, config, decode_contiguous_config, window, workspace, q)
+    call = _Call(factor, soft_cap, Pages.contiguous(), cut, window, plan)
     return _launch(q, k[None], v[None], starts, seq_lens, out, workspace, call)
 
 
@@ -120,16 +150,31 @@ class _Call:
     scale: float
     soft_cap: float
     pages: Pages
-    plan: DecodePlan
+    cut: Cut
+    window: int
+    plan: DecodePlan | None
+    """None: to be made."""
 
 
-def _planned(
-    plan: DecodePlan | None, seq_lens: torch.Tensor, shape: DecodeShape, config: DecodeConfig, window: int
-) -> DecodePlan:
-    if plan is None:
-        return plan_decode(seq_lens, shape, config, window=window)
-    plan.check(shape, window)
-    return plan
+def _cut(
+    plan: DecodePlan | None,
+    shape: DecodeShape,
+    config: DecodeConfig | None,
+    rule: Callable[[DecodeShape], DecodeConfig],
+    window: int,
+    workspace: torch.Tensor | None,
+    q: torch.Tensor,
+) -> Cut:
+    """The plan's, or that of a plan to be made. AttentionInputError where it does not fit the rest of the call."""
+    check_kind("plan", plan, DecodePlan)
+    check_kind("config", config, DecodeConfig)
+    if plan is not None:
+        plan.check(shape, window, config)
+        check_same_device(q=q, plan=plan.items)
+    cut = plan.cut if plan else Cut.of(shape, config or rule(shape), window)
+    if workspace is not None:
+        check_workspace(workspace, cut.floats, q)
+    return cut
 
 
 def _launch(
@@ -144,13 +189,13 @@ def _launch(
 ) -> torch.Tensor:
     """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    plan, cut = call.plan, call.plan.cut
-    if workspace is None:
-        workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
-    check_workspace(workspace, cut.floats, q)
     num_seqs, num_heads, head_size = q.shape
     if num_seqs == 0:
         return out
+    cut = call.cut
+    plan = call.plan or plan_decode(seq_lens, cut.shape, cut.config, window=call.window)
+    if workspace is None:
+        workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
     lse = workspace[cut.floats // (head_size + 1) * head_size :]
     with on_device(q):
         decode_kernel[(cut.grid_heads, cut.max_items)](

@@ -7,16 +7,15 @@ capture too: the two kernels become branches of the graph.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 
-from engine.attention.checks import AttentionInputError
+from engine.attention.checks import check_count
 from engine.attention.kernels.device import on_device
 from engine.attention.kernels.inputs import check_paged, check_query_starts
-from engine.attention.kernels.launch_decode import decode_attention
-from engine.attention.kernels.launch_prefill import prefill_attention
+from engine.attention.kernels.launch_decode import prepared_decode
+from engine.attention.kernels.launch_prefill import prepared_prefill
 from engine.attention.kernels.plan import DecodePlan
 from engine.attention.kernels.tuning import MixedConfig, mixed_config
 
@@ -51,12 +50,12 @@ def mixed_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     config = config or mixed_config()
     n = num_decodes
-    decodes = functools.partial(
-        decode_attention, q[:n], k_cache, v_cache, block_table[:n], seq_lens[:n], scale=scale, max_seq_len=max_seq_len,
+    decodes = prepared_decode(
+        q[:n], k_cache, v_cache, block_table[:n], seq_lens[:n], scale=scale, max_seq_len=max_seq_len,
         out=out[:n], workspace=workspace, plan=plan, window=window, soft_cap=soft_cap, config=config.decode,
     )  # fmt: skip
-    chunks = functools.partial(
-        prefill_attention, q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], scale=scale,
+    chunks = prepared_prefill(
+        q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], scale=scale,
         max_query_len=max_query_len, max_seq_len=max_seq_len, out=out, window=window, soft_cap=soft_cap,
         config=config.prefill,
     )  # fmt: skip
@@ -71,9 +70,7 @@ def mixed_attention(
 
 
 def _check_num_decodes(num_decodes: int, q: torch.Tensor, seq_lens: torch.Tensor) -> None:
-    most = min(q.shape[0], seq_lens.shape[0])
-    if not 0 <= num_decodes <= most:
-        raise AttentionInputError(f"num_decodes: expected 0 to {most}, got {num_decodes}")
+    check_count("num_decodes", num_decodes, most=min(q.shape[0], seq_lens.shape[0]))
 
 
 def _side_by_side(q: torch.Tensor, first: Callable[[], object], second: Callable[[], object]) -> None:

@@ -5,6 +5,8 @@ Neither waits for the device nor reads it. Descriptors for TMA are made on the h
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,14 @@ import torch
 
 from engine.attention.checks import AttentionInputError
 from engine.attention.kernels.device import capability, multiprocessors, on_device, upcast
-from engine.attention.kernels.inputs import check_contiguous, check_paged, check_query_starts, padded, score_factors
+from engine.attention.kernels.inputs import (
+    check_contiguous,
+    check_paged,
+    check_query_starts,
+    padded,
+    score_factors,
+    with_an_entry,
+)
 from engine.attention.kernels.matrix import CacheMatrix
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.prefill import prefill_kernel
@@ -46,21 +55,47 @@ def prefill_attention(
     zeros; rows of q outside every sequence are left alone. `window`, `soft_cap` as in decode. Returns `out` [T, H, D].
     AttentionInputError before anything is launched.
     """
+    return prepared_prefill(
+        q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale=scale, max_query_len=max_query_len,
+        max_seq_len=max_seq_len, out=out, window=window, soft_cap=soft_cap, config=config,
+    )()  # fmt: skip
+
+
+def prepared_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+    out: torch.Tensor | None,
+    window: int,
+    soft_cap: float,
+    config: PrefillConfig | HopperConfig | None,
+) -> Callable[[], torch.Tensor]:
+    """`prefill_attention`, checked but not launched (an explicit HopperConfig is checked by its own launcher)."""
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
-    block_size = k_cache.shape[1]
+    factor, block_size = score_factors(scale, window, soft_cap), k_cache.shape[1]
+    block_table = with_an_entry(block_table)
     shape = prefill_shape(q, seq_lens, k_cache.shape[2], max_query_len, max_seq_len, block_size, window)
     config = config or chosen_config(q, k_cache, v_cache, shape, soft_cap)
     if not isinstance(config, PrefillConfig):
         from engine.attention.kernels.launch_hopper import prefill_hopper
 
-        return prefill_hopper(
-            q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale=scale, max_query_len=max_query_len,
-            max_seq_len=max_seq_len, out=out, config=config,
+        return functools.partial(
+            prefill_hopper, q, k_cache, v_cache, block_table, query_start_loc, seq_lens, scale=scale,
+            max_query_len=max_query_len, max_seq_len=max_seq_len, out=out, config=config,
         )  # fmt: skip
     pages = Pages.of(block_size, config.block_n)
-    call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
-    return launch_prefill(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, call)
+    call = PrefillCall.of(factor, window, soft_cap, pages, config, shape)
+    return functools.partial(
+        launch_prefill, q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, call
+    )  # fmt: skip
 
 
 def prefill_contiguous(
@@ -85,6 +120,7 @@ def prefill_contiguous(
     """
     check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
+    factor = score_factors(scale, window, soft_cap)
     shape = prefill_shape(q, seq_lens, k.shape[1], max_query_len, max_seq_len, 0, window)
     config = config or chosen_config(q, k[None], v[None], shape, soft_cap)
     if not isinstance(config, PrefillConfig):
@@ -95,7 +131,7 @@ def prefill_contiguous(
             max_seq_len=max_seq_len, out=out, config=config,
         )  # fmt: skip
     pages = Pages.contiguous()
-    call = PrefillCall.of(score_factors(scale, window, soft_cap), window, soft_cap, pages, config, shape)
+    call = PrefillCall.of(factor, window, soft_cap, pages, config, shape)
     return launch_prefill(q, k[None], v[None], starts, query_start_loc, seq_lens, out, call)
 
 

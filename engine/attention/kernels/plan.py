@@ -111,8 +111,12 @@ class DecodePlan:
     seqs: torch.Tensor
     """int32 [S, 2]."""
 
-    def check(self, shape: DecodeShape, window: int) -> None:
-        """AttentionInputError for a plan of another call."""
+    def check(self, shape: DecodeShape, window: int, config: DecodeConfig | None = None) -> None:
+        """AttentionInputError for a plan of another call, or of another config than one that is asked for besides."""
+        if config not in (None, self.cut.config):
+            raise AttentionInputError(
+                f"config: expected none beside a plan, or the plan's {self.cut.config}, got {config}"
+            )
         if (self.cut.shape, self.window) != (shape, window):
             raise AttentionInputError(
                 f"plan: expected one for {shape} and window {window}, got one for {self.cut.shape} and {self.window}"

@@ -8,7 +8,9 @@ Every launcher takes `config=` instead, which is how such a search drives it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from engine.attention.checks import AttentionInputError, check_count
 
 LONG_TOKENS = 1 << 17
 """Keys from which a batch of few programs takes larger tiles."""
@@ -16,9 +18,16 @@ NEVER = 1 << 30
 """More programs than any batch makes."""
 
 
+def check_power(what: str, value: Any, least: int = 1) -> None:
+    """A power of two, `least` or more."""
+    check_count(what, value, least)
+    if value & (value - 1):
+        raise AttentionInputError(f"{what}: expected a power of two, got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How decode attention is cut and compiled."""
+    """How decode attention is cut and compiled; AttentionInputError for what cannot be, here as in the others."""
 
     block_n: int
     """Keys a tile: a power of two, at least 16."""
@@ -31,6 +40,13 @@ class DecodeConfig:
     """But never into pieces shorter than this; a batch that cannot exceed it is not split and needs no reduction."""
     whole_programs: int = NEVER
     """A batch of about equal lengths that makes this many programs uncut stays uncut."""
+
+    def __post_init__(self) -> None:
+        check_power("block_n", self.block_n, 16)
+        check_power("num_warps", self.num_warps)
+        for name in ("num_stages", "programs", "min_piece_tokens"):
+            check_count(name, getattr(self, name), 1)
+        check_count("whole_programs", self.whole_programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,10 @@ class WriteConfig:
     """Elements of K, and of V, a token a program, a power of two."""
     num_warps: int
 
+    def __post_init__(self) -> None:
+        for name in ("tokens", "block_elements", "num_warps"):
+            check_power(name, getattr(self, name))
+
 
 def write_config(num_tokens: int, elements: int) -> WriteConfig:
     """For `num_tokens` tokens of `elements` = KH * D elements: 16 bytes of K a thread at two bytes an element."""
@@ -127,6 +147,12 @@ class PrefillConfig:
     num_stages: int
     use_tma: bool
     """Load K and V by descriptor where the cache allows it: whole tiles in a block, whole 16-byte vectors."""
+
+    def __post_init__(self) -> None:
+        check_power("block_m", self.block_m)
+        check_power("block_n", self.block_n, 16)
+        check_power("num_warps", self.num_warps)
+        check_count("num_stages", self.num_stages, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +216,11 @@ class MixedConfig:
     """None: the rule for prefill."""
     overlap: Literal["none", "prefill_first", "decode_first"] = "prefill_first"
     """With "none" one runs after the other, decodes first."""
+
+    def __post_init__(self) -> None:
+        orders = ("none", "prefill_first", "decode_first")
+        if self.overlap not in orders:
+            raise AttentionInputError(f"overlap: expected one of {orders}, got {self.overlap!r}")
 
 
 def mixed_config() -> MixedConfig:

@@ -64,5 +64,5 @@ def test_what_a_backend_does_not_take_is_refused(name, requested, message):
 def test_more_sequences_than_table_entries_are_refused():
     with pytest.raises(AttentionInputError, match="expected max_num_seqs up to 131072, got 131073"):
         resolve_block_size(get_backend("reference-pallas"), None, 4096, 131_073)
-    with pytest.raises(AttentionInputError, match="max_num_seqs: expected at least 1, got 0"):
+    with pytest.raises(AttentionInputError, match="max_num_seqs: expected a whole number of at least 1, got 0"):
         resolve_block_size(get_backend("reference"), None, 4096, 0)

@@ -87,7 +87,7 @@ def test_writes(change, message):
         (torch.zeros(6, dtype=torch.int32), None, 1, r"block_table: expected shape \[S, max_blocks\], got \[6\]"),
         (None, torch.zeros(3, dtype=torch.int32), 1, r"seq_lens: expected shape \[2\], got \[3\]"),
         (None, None, 13, "expected rows for max_seq_len=13 .*, got 3 blocks of 4 = 12 slots"),
-        (None, None, -1, "max_seq_len=-1"),
+        (None, None, -1, "max_seq_len: expected a whole number of at least 0, got -1"),
     ],
 )
 def test_tables(table, lengths, longest, message):

@@ -74,7 +74,7 @@ def test_block_ids_count_the_block_axis(layout):
 @pytest.mark.parametrize("sizes", [(0, 16, 1, 8), (1, 0, 1, 8), (1, 16, 0, 8), (1, 16, 1, -8)])
 @pytest.mark.parametrize("layout", list(KVLayout))
 def test_sizes_below_one_are_refused(layout, sizes):
-    with pytest.raises(AttentionInputError, match="expected sizes of at least 1, got"):
+    with pytest.raises(AttentionInputError, match=r"expected a whole number of at least 1, got (0|-8)"):
         layout.shape(*sizes)
 
 

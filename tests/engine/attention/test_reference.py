@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.attention import AttentionInputError, AttentionLayer, KVLayout, LayerConfig, get_backend
-from engine.attention.metadata import MetadataBuilder, PallasBuilder
+from engine.attention.builders import MetadataBuilder, PallasBuilder
 from engine.attention.reference import TILE, copy_blocks, paged_attention, write_kv
 from tests.engine.attention.scenes import TOLERANCE, Scene, attend_by_definition, batch, step, worst
 
