@@ -154,7 +154,7 @@ def test_every_token_has_the_slot_of_its_position(block_size, rows):
         ([0], [2], [[0]], r"row 0: expected 1 <= query length <= sequence length, got 0 and 2"),
         ([3], [2], [[0]], r"row 0: .* got 3 and 2"),
         ([1], [9], [[0, 1]], r"row 0: expected blocks of 4 for 9 tokens, got 2 blocks"),
-        ([1], [1, 2], [[0]], rr"as many query lengths, .*, got shapes \(1,\), \(2,\) and 1 tables"),
+        ([1], [1, 2], [[0]], r"as many query lengths, .*, got shapes \(1,\), \(2,\) and 1 tables"),
     ],
 )
 def test_steps_that_cannot_be_are_refused(query, lengths, tables, message):
