@@ -112,7 +112,7 @@ class Store:
             raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
         found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
         if found and not overwrite:
-            raise UsageError(f"{folder} has results already: say --overwrite, or choose another -e/--experiment-name")
+            raise UsageError(f"{folder} has results already: say --overwrite, or choose another folder")
         foreign = [name for name in found if name not in OURS and not name.endswith((".tmp", ".part"))]
         if foreign or (found and not {MANIFEST, RESOLVED} & set(found)):
             raise UsageError(f"{folder}: --overwrite replaces results only, and {(foreign or found)[0]!r} is not one")

@@ -36,7 +36,8 @@ def _built(folder: Path) -> tuple[Path, list[str]]:
     """The page, and the figures that failed; measurements of kernels have a page of their own."""
     entries = read_manifest(folder)
     if entries.get("verb") == "bench kernel":
-        from experiments.bench.verb import read, remake
+        from experiments.bench.stored import read
+        from experiments.bench.verb import remake
 
         return folder / store.REPORT, remake(folder, read(folder).table(), entries)
     from experiments.report import build_report

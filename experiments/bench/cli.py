@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 
 from experiments.flags import Argv, Json, Overwrite
 
 Several = Parameter(negative=(), show_default=False)
+
+
+def _whole(kind: Any, tokens: Sequence[Token]) -> int:
+    """Cyclopts alone would round 1.5."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[0].value!r}") from None
+
+
+Whole = Parameter(converter=_whole)
 Switch = Parameter(negative=(), show_default=False)
 
 bench_app = App(name="bench", help="Measure on a device.", result_action="return_value")
@@ -20,12 +32,12 @@ def kernel(
     *,
     case: Annotated[tuple[str, ...], Several] = (),
     dtype: str = "bfloat16",
-    block_size: int = 16,
+    block_size: Annotated[int, Whole] = 16,
     peer: Annotated[tuple[str, ...], Several] = (),
     fa3_library: Annotated[Path | None, Parameter(env_var="PAGELAB_FA3_LIBRARY", show_default=False)] = None,
     quick: Annotated[bool, Switch] = False,
     sweep: Annotated[bool, Switch] = False,
-    seed: int = 0,
+    seed: Annotated[int, Whole] = 0,
     output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
     measured_in: Annotated[tuple[Path, ...], Parameter(name="--from", negative=(), show_default=False)] = (),
     overwrite: Overwrite = False,

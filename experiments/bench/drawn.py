@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.bench.rows import MEANINGS, Row
+from experiments.bench.rows import COLUMNS, MEANINGS, Row
 from experiments.bench.summary import overheads, standings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def draw_figures(rows: Sequence[Row], manifest: dict[str, Any], folder: Path) ->
     from experiments.figures.caption import kernel_caption
     from experiments.figures.kernels import KERNEL_FIGURES
 
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     return [_draw(figure, frame, kernel_caption(manifest), folder / FIGURES) for figure in KERNEL_FIGURES]
 

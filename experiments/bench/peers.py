@@ -20,11 +20,16 @@ PEERS: Final[dict[str, Join]] = {
 }
 
 
-def joined(names: Sequence[str], fa3_library: Path | None = None) -> tuple[list[Contestant], list[Missing]]:
-    """Those of the named libraries that are here, and those that are not. ValueError for an unknown name."""
+def check_peers(names: Sequence[str]) -> None:
+    """ValueError for an unknown name."""
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise ValueError(f"unknown peer {unknown[0]!r}; there are {', '.join(PEERS)}")
+
+
+def joined(names: Sequence[str], fa3_library: Path | None = None) -> tuple[list[Contestant], list[Missing]]:
+    """Those of the named libraries that are here, and those that are not. ValueError for an unknown name."""
+    check_peers(names)
     here: list[Contestant] = []
     missing: list[Missing] = []
     for name in names:

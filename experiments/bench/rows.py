@@ -137,7 +137,14 @@ def from_csv(text: str) -> list[Row]:
     lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if lacking:
         raise ValueError(f"not a table of kernel measurements: no column {lacking[0]!r}")
-    return [{name: _typed(name, row[name]) for name in COLUMNS} for row in reader]
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise ValueError(f"not a table of kernel measurements: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if None in row or None in row.values():
+            raise ValueError(f"row {number} of the measurements: expected {len(reader.fieldnames or ())} columns")
+    return [{name: _typed(name, row[name]) for name in COLUMNS} for row in rows]
 
 
 TEXTS: Final = {"case", "shape", "kernel", "peer", "dtype", "layout", "table", "status", "reason", "config"}
@@ -151,6 +158,8 @@ def _typed(name: str, text: str) -> Any:
     if name in VERSIONS:
         return text or None
     if name in FLAGS:
+        if text not in ("True", "False"):
+            raise ValueError(f"{name}: expected True or False, got {text!r}")
         return text == "True"
     if not text:
         return None

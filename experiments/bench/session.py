@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from experiments.bench.cases import CASES, shapes_of
 from experiments.bench.contestant import Contestant, Missing
-from experiments.bench.peers import PEERS, joined
+from experiments.bench.peers import PEERS, check_peers, joined
 from experiments.bench.rows import Row, with_ratios
 from experiments.bench.shapes import DTYPES, Shape
 
@@ -38,6 +38,7 @@ class Wanted:
         """In the order of the cases. ValueError for what cannot be measured, before anything runs."""
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
+        check_peers(self.peers)
         options: dict[str, Any] = {
             "block_size": self.block_size,
             "dtype": self.dtype,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,14 +10,13 @@ from typing import Any
 
 from experiments import manifest, store
 from experiments.bench import kernel_main
-from experiments.bench.contestant import Missing
 from experiments.bench.drawn import write_page
-from experiments.bench.rows import MEANINGS, Row, from_csv, to_csv
+from experiments.bench.rows import MEANINGS, Row, to_csv
 from experiments.bench.session import SCHEMA_VERSION, Measured, Wanted, measure
+from experiments.bench.stored import read, together
 from experiments.console import say_json
 from experiments.exits import UsageError
 
-ROW_KEY = ("case", "shape", "block_size", "layout", "table", "peer", "config")
 KERNELS = "kernels"
 """Name of the parquet table of each case."""
 
@@ -35,6 +33,11 @@ def kernel_verb(
     """Exit code: 0; 3 broken off or nothing measured; 4 a kernel of ours is wrong. UsageError, DeviceMissing."""
     begun = manifest.Invocation("bench kernel", argv, manifest.now())
     kept = None
+    if measured_in and replace(wanted, fa3_library=None) != Wanted():
+        raise UsageError(
+            "--from measures nothing: it goes with neither --case, --dtype, --block-size, --peer, --quick, "
+            "--sweep nor --seed"
+        )
     done = together([read(folder) for folder in measured_in]) if measured_in else _measured(wanted)
     if output_dir is not None:
         kept = store.Store.create(output_dir, overwrite=overwrite)
@@ -53,54 +56,6 @@ def _measured(wanted: Wanted) -> Measured:
         return measure(wanted, kernel_main.say)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def read(folder: Path) -> Measured:
-    """What `kernel_main` or this verb has written. UsageError for anything else."""
-    rows_file = folder / store.SUMMARY
-    found = next(
-        (folder / name for name in (kernel_main.MACHINE_FILE, store.MANIFEST) if (folder / name).is_file()), None
-    )
-    try:
-        rows = from_csv(rows_file.read_text("utf-8"))
-        about = json.loads(found.read_text("utf-8")) if found else {}
-        config = dict(about["config"])
-        machine, missing = dict(about["machine"]), [Missing(**one) for one in about["peers_missing"]]
-        broken = about["broken"] or ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder}: no kernel measurements can be read here: {error!r}") from error
-    names = ("dtype", "block_size", "quick", "sweep", "seed")
-    library = Path(config["fa3_library"]) if config.get("fa3_library") else None
-    wanted = Wanted(
-        tuple(config["cases"]), peers=tuple(config["peers"]), fa3_library=library, **{n: config[n] for n in names}
-    )
-    return Measured(wanted, machine, missing, rows, broken)
-
-
-def together(parts: Sequence[Measured]) -> Measured:
-    """Several measurements as one. UsageError unless device, versions, type and seed agree and all rows differ."""
-    first = parts[0]
-    for part in parts[1:]:
-        mine, theirs = ((_card(one), one.wanted.dtype, one.wanted.seed, one.wanted.sweep) for one in (first, part))
-        for name, a, b in zip(("machine", "dtype", "seed", "sweep"), mine, theirs, strict=True):
-            if a != b:
-                raise UsageError(f"--from: measurements of one {name} go together, got {a} and {b}")
-    rows = [row for part in parts for row in part.rows]
-    keys = [
-        tuple(row[name] for name in ("case", "shape", "block_size", "layout", "table", "peer", "config"))
-        for row in rows
-    ]
-    if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UsageError(f"--from: the same row is in two of these folders: {twice}")
-    cases = tuple(dict.fromkeys(case for part in parts for case in part.wanted.cases))
-    broken = "; ".join(part.broken for part in parts if part.broken)
-    return Measured(replace(first.wanted, cases=cases), first.machine, first.missing, rows, broken)
-
-
-def _card(one: Measured) -> dict[str, Any]:
-    """The machine without its clocks and temperature, which change by the second."""
-    return {name: value for name, value in one.machine.items() if name != "driver"}
 
 
 def _keep(kept: store.Store, done: Measured, begun: manifest.Invocation) -> None:

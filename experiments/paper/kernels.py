@@ -42,7 +42,7 @@ class KernelLab:
         return f"{', '.join(devices)}, {where}"
 
     def _read(self, case: str) -> list[Row]:
-        from experiments.bench.verb import read
+        from experiments.bench.stored import read
         from experiments.exits import UsageError
 
         assert self.stored is not None
