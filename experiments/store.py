@@ -104,6 +104,17 @@ class Store:
     @classmethod
     def create(cls, folder: Path, *, overwrite: bool) -> Store:
         """A fresh folder; UsageError if there is something and it is not to be replaced."""
+        for name in cls.replaceable(folder, overwrite=overwrite):
+            _remove(folder / name)
+        try:
+            (folder / CELLS).mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"{folder}: cannot be written: {error}") from error
+        return cls(folder)
+
+    @staticmethod
+    def replaceable(folder: Path, *, overwrite: bool) -> list[str]:
+        """What `create` would remove. UsageError where it would refuse, to be known before long work is done."""
         try:
             unfit = folder.is_symlink() or (folder.exists() and not folder.is_dir())
         except OSError as error:
@@ -116,13 +127,7 @@ class Store:
         foreign = [name for name in found if name not in OURS and not name.endswith((".tmp", ".part"))]
         if foreign or (found and not {MANIFEST, RESOLVED} & set(found)):
             raise UsageError(f"{folder}: --overwrite replaces results only, and {(foreign or found)[0]!r} is not one")
-        for name in found:
-            _remove(folder / name)
-        try:
-            (folder / CELLS).mkdir(parents=True)
-        except OSError as error:
-            raise UsageError(f"{folder}: cannot be written: {error}") from error
-        return cls(folder)
+        return found
 
     def write_text(self, name: str, text: str) -> None:
         """A file at the top."""

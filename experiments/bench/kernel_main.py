@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.seed,
     )
     try:
+        _need_folder(words.output_dir)
         done = measure(wanted, say)
     except ValueError as error:
         say(f"kernel_main: {error}")
@@ -53,6 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(report(done)))
     return exit_code(done)
+
+
+def _need_folder(folder: Path | None) -> None:
+    """Makes it before anything is measured: a refusal afterwards would lose the rows. UsageError."""
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise exits.UsageError(f"{folder}: cannot be written: {error}") from error
 
 
 def exit_code(done: Measured) -> int:

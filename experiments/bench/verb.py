@@ -38,6 +38,8 @@ def kernel_verb(
             "--from measures nothing: it goes with neither --case, --dtype, --block-size, --peer, --quick, "
             "--sweep nor --seed"
         )
+    if output_dir is not None:
+        store.Store.replaceable(output_dir, overwrite=overwrite)  # a refusal after the measurements would lose them
     done = together([read(folder) for folder in measured_in]) if measured_in else _measured(wanted)
     if output_dir is not None:
         kept = store.Store.create(output_dir, overwrite=overwrite)

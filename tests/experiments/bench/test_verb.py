@@ -134,6 +134,14 @@ def test_a_folder_with_results_is_not_replaced_unasked(pagelab, kept):
     assert (done.code, "has results already" in done.err) == (exits.USAGE, True)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(pagelab, kept, no_device, tmp_path):
+    (tmp_path / "file").touch()
+
+    assert pagelab("bench", "kernel", "-o", kept).code == exits.USAGE
+    assert pagelab("bench", "kernel", "-o", tmp_path / "file", "--overwrite").code == exits.USAGE
+    assert kernel_main.main(["--output-dir", str(tmp_path / "file")]) == exits.USAGE
+
+
 def test_a_changed_row_is_noticed(pagelab, kept):
     path = kept / "summary.csv"
     path.write_text(path.read_text("utf-8").replace("Test card", "Best card", 1), "utf-8")
