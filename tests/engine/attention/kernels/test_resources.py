@@ -39,7 +39,8 @@ def chosen(architecture):
         options = dict(variant.options)
         plain = bool(options.get("WINDOW")) == bool(options.get("SOFT_CAP")) and "BOX" not in options
         if variant.dtype == "bf16" and options.get("D", 128) == 128 and plain:
-            seen[variant.kernel.__name__, options.get("PAGES"), options.get("WINDOW")] = variant
+            apart = architecture == 90 and options.get("WINDOW")  # on sm_80 the last one serves: window and soft-cap
+            seen[variant.kernel.__name__, options.get("PAGES"), apart] = variant
     return seen.values()
 
 
