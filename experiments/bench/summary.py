@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from experiments.bench.cases import LARGE_KV_BYTES, LONG_CONTEXT
 from experiments.bench.rows import OURS, Row, geometric_mean, shape_of
 
+SIZES_OF_ITS_OWN = ("block-size", "table-order")
+"""Cases that vary the block size themselves."""
+
 
 class Standing(NamedTuple):
     """One contestant in one case."""
@@ -22,11 +25,18 @@ class Standing(NamedTuple):
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Every contestant but ours that was measured right beside ours."""
+    """Every contestant but ours that was measured right beside ours; block sizes apart where a case was asked for more
+    than one."""
+    sizes: dict[str, set[int]] = {}
+    for row in rows:
+        sizes.setdefault(row["case"], set()).add(row["block_size"])
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
+        case = row["case"]
+        if case not in SIZES_OF_ITS_OWN and len(sizes[case]) > 1:
+            case = f"{case} bs{row['block_size']}"
         if row["time_over_ours"] is not None and row["peer"] != OURS and not row["swept"]:
-            groups.setdefault((row["case"], row["peer"]), []).append(row)
+            groups.setdefault((case, row["peer"]), []).append(row)
     return [_standing(case, peer, group) for (case, peer), group in groups.items()]
 
 

@@ -92,6 +92,12 @@ def test_standings_are_geometric_means_with_the_worst_shape():
     assert (one.least, one.least_shape) == (0.5, far.label)
 
 
+@pytest.mark.parametrize("case,names", [("prefill", {"prefill bs16", "prefill bs64"}), ("block-size", {"block-size"})])
+def test_standings_keep_block_sizes_apart_but_of_cases_that_vary_them(case, names):
+    shared = {"case": case, "shape": "a", "peer": "fa3", "swept": False, "time_over_ours": 1.0}
+    assert {one.case for one in standings([{**shared, "block_size": size} for size in (16, 64)])} == names
+
+
 def test_what_paging_costs_is_told_in_separate_numbers():
     shuffled, identity = (
         shape for shape in shapes_of("table-order") if shape.label == SHAPE.label and shape.block_size == 16
