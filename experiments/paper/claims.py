@@ -39,6 +39,8 @@ class Claim:
     note: str = ""
     fitted: bool = False
     """Whether a constant of ours was fitted to this very number, so that meeting it proves nothing."""
+    at_most: bool = False
+    """Whether anything below `expected` passes, too: a cost that may not be higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Result:
         if self.got is None or claim.expected is None:
             return "not yet"
         slack = 1e-9 * max(1.0, abs(claim.expected))
-        if not abs(self.got - claim.expected) <= claim.tolerance + slack:
+        beyond = self.got - claim.expected if claim.at_most else abs(self.got - claim.expected)
+        if not beyond <= claim.tolerance + slack:
             return "miss"
         return "calibrated" if claim.fitted else "pass"
 
@@ -80,6 +83,7 @@ class Result:
             "got": self.got,
             "sd": self.sd,
             "tolerance": claim.tolerance if claim.expected is not None else None,
+            "at_most": claim.at_most,
             "pass": {"pass": True, "miss": False}.get(verdict),
             "verdict": verdict,
             "unit": claim.unit,

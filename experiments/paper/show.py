@@ -9,13 +9,18 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from experiments.paper.claims import Result
+from experiments.paper.claims import Claim, Result
 from experiments.paper.deviations import DEVIATIONS
 from experiments.paper.experiment import Cell, Table
 
 STYLES = {"pass": "green", "miss": "bold red", "calibrated": "cyan", "not yet": "dim", "not here": "yellow"}
 PLAIN_WIDTH = 150
 """Columns where there is no terminal to ask."""
+
+
+def tolerance(claim: Claim) -> str:
+    """Of a cost that may be anything up to the number: `max`."""
+    return "max" if claim.at_most else number(claim.tolerance)
 
 
 def console() -> Console:
@@ -71,7 +76,7 @@ def show_claims(out: Console, title: str, results: Sequence[Result], footnotes: 
             number(claim.expected),
             measured(result),
             difference(delta),
-            number(claim.tolerance) if delta is not None else "–",
+            tolerance(claim) if delta is not None else "–",
             claim.unit,
             Text(verdict, STYLES[verdict]),
             claim.confidence,

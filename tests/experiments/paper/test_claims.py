@@ -22,6 +22,13 @@ def test_a_claim_passes_up_to_its_tolerance(got, verdict):
     assert result.to_dict()["pass"] is (verdict == "pass")
 
 
+@pytest.mark.parametrize("got,verdict", [(-3.0, "pass"), (26.0, "pass"), (26.1, "miss"), (float("nan"), "miss")])
+def test_a_cost_may_be_anything_up_to_its_limit(got, verdict):
+    result = exact(Claim("a", "cost, at most", 26.0, "%", at_most=True), got)
+    assert result.verdict == verdict
+    assert result.to_dict()["at_most"] is True
+
+
 def test_a_claim_without_tolerance_is_exact():
     assert exact(Claim("a", "m", 819_200), 819_200).verdict == "pass"
     assert exact(Claim("a", "m", 819_200), 819_201).verdict == "miss"
