@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.progression import steps_to_reach
+from sim.progression import steps_to_reach, total
 
 if TYPE_CHECKING:
     from engine.core.scheduler import Scheduler
@@ -38,16 +38,16 @@ class Coast:
             if slope is None:
                 break
             steps = most = stop - decodes.clock
-            duration = steps * first + slope * (steps * (steps - 1) // 2)
+            duration = total(first, slope, steps)
             if now + duration > until:
                 steps = steps_to_reach(first, slope, until - now)
-                duration = steps * first + slope * (steps * (steps - 1) // 2)
+                duration = total(first, slope, steps)
             growth = scheduler.coast(steps) if now + duration <= end else None
             if growth is None:
                 break
             if len(growth) < steps:
                 steps = len(growth)
-                duration = steps * first + slope * (steps * (steps - 1) // 2)
+                duration = total(first, slope, steps)
             recorder.coasted(now, first, slope, duration, growth)
             now += duration
             if steps == most:

@@ -75,11 +75,7 @@ class Scheduler(Running):
                 return self._decode(steps)
         first_growth = len(decodes.growing()) if horizon > 1 else 0
         step = Draft(self._budget)
-        if not self._catching_up and self._steps_in_bulk(1):
-            self.allocator.advance(decodes, 1)
-            step.budget -= len(decodes.members)
-        else:
-            self._serve_running(step)
+        self._serve_running(step)
         decodes.clock += 1
         chunks = [self._compute(request, count) for request, count in step.chunks.items()] if step.chunks else []
         head_refusal = self._admit_waiting(step, chunks) if self.waiting and not step.preempted else None

@@ -52,17 +52,11 @@ def box_rows(block_size: int, block_n: int) -> int:
     return box if box >= SWIZZLE_ROWS else 0
 
 
-def supports(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, window: int = 0, soft_cap: float = 0.0
-) -> bool:
-    """Whether `prefill_hopper` takes such a call, whose arguments are valid otherwise; caches [NB, BS, KH, D]."""
-    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != CAPABILITY:
-        return False
-    return window == 0 and soft_cap == 0 and supports_shapes(q, k_cache, v_cache, k_cache.shape[1])
-
-
 def supports_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
-    """`supports` but for the device; block_size 0: the contiguous twin's k and v, one block of all rows."""
+    """Whether Hopper's kernel takes valid arguments of these shapes, without window and soft-cap.
+
+    block_size 0: the contiguous twin's k and v, one block of all rows.
+    """
     num_heads, head_size = q.shape[1:]
     fits = q.dtype in DTYPES and head_size in HEAD_SIZES and num_heads // k.shape[2] <= 2 * ROWS
     box = box_rows(block_size, HopperConfig().block_n)
@@ -83,7 +77,7 @@ def prefill_hopper(
     out: torch.Tensor | None = None,
     config: HopperConfig | None = None,
 ) -> torch.Tensor:
-    """`prefill_attention` where `supports` says so: the same arguments but window and soft-cap, the same result."""
+    """`prefill_attention` where `supports_shapes` says so: the same but for window and soft-cap."""
     check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     call = HopperCall(score_factors(scale, 0, 0.0), max_query_len, k_cache.shape[1], config or HopperConfig())
@@ -104,7 +98,7 @@ def prefill_hopper_contiguous(
     out: torch.Tensor | None = None,
     config: HopperConfig | None = None,
 ) -> torch.Tensor:
-    """`prefill_contiguous` where `supports` says so of k[None] and v[None]."""
+    """`prefill_contiguous` where `supports_shapes` says so of k[None] and v[None]."""
     check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     call = HopperCall(score_factors(scale, 0, 0.0), max_query_len, 0, config or HopperConfig())

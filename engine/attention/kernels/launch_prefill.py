@@ -25,7 +25,7 @@ from engine.attention.kernels.inputs import (
 from engine.attention.kernels.matrix import CacheMatrix
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.prefill import prefill_kernel
-from engine.attention.kernels.tuning import PrefillConfig, PrefillShape, prefill_config, prefill_contiguous_config
+from engine.attention.kernels.tuning import PrefillConfig, PrefillShape, prefill_config
 
 if TYPE_CHECKING:
     from engine.attention.kernels.launch_hopper import HopperConfig
@@ -173,7 +173,7 @@ def chosen_config(
 
         if launch_hopper.supports_shapes(q, k, v, shape.block_size):
             return launch_hopper.HopperConfig()
-    return prefill_config(shape) if shape.block_size else prefill_contiguous_config(shape)
+    return prefill_config(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tile sizes: one configuration type per kernel, and one fixed rule from a call's shape to a configuration.
 
 Rules read what the host knows anyway (shapes, the longest length), never device memory, and never measure: a captured
-graph and its replay use the same kernels. The contiguous twins have rules of their own, found by their own search.
+graph and its replay use the same kernels. Decode's contiguous twin has a rule of its own, found by its own search.
 Every launcher takes `config=` instead, which is how such a search drives it.
 """
 
@@ -176,17 +176,8 @@ class PrefillShape:
 
 
 def prefill_config(shape: PrefillShape) -> PrefillConfig:
-    """The paged kernel's configuration."""
-    return _prefill_config(shape)
-
-
-def prefill_contiguous_config(shape: PrefillShape) -> PrefillConfig:
-    """The contiguous twin's configuration."""
-    return _prefill_config(shape)
-
-
-def _prefill_config(shape: PrefillShape) -> PrefillConfig:
-    """From sweeps on an H200: by pointers three stages of 64 keys for two warp groups, by descriptor one block."""
+    """Paged or contiguous. Hopper: from sweeps of the paged kernel on an H200, by pointers three stages of 64 keys for
+    two warp groups, by descriptor a block at a time. Other devices: from code compiled ahead of time, not measured."""
     few = shape.num_tokens * shape.group * shape.num_kv_heads <= 64 * shape.num_sms
     if shape.element_bytes > 2:
         return PrefillConfig(_rows(32, shape), 16, num_warps=4, num_stages=1, use_tma=False)

@@ -41,7 +41,6 @@ from engine.attention.kernels.tuning import (
     decode_config,
     decode_contiguous_config,
     prefill_config,
-    prefill_contiguous_config,
     write_config,
 )
 
@@ -119,7 +118,7 @@ def _prefill(architecture: int) -> Iterator[Variant]:
         for batch in BATCHES:
             sizes = (QUERIES * batch, batch, *MODEL, head_size, 2, QUERIES, 8192, block_size)
             shape = PrefillShape(*sizes, NUM_SMS, architecture, windowed)
-            config = prefill_config(shape) if block_size else prefill_contiguous_config(shape)
+            config = prefill_config(shape)
             mode = _mode(block_size, config.block_n)
             whole = mode in ("contiguous", "whole") and padded(head_size) == head_size
             tma = config.use_tma and whole and not windowed

@@ -1,8 +1,7 @@
-"""How a flat grid of programs finds its work on the device: no plan on the host, no wait, nothing to capture anew.
+"""Who does what, worked out on the device from lengths: pieces of a decode's plan, query tiles of prefill programs.
 
-A launch knows bounds only (sequences, the longest length), so that it can be captured in a CUDA graph. Each program
-reads all lengths (a few hundred bytes, from L2), and derives which piece of which sequence is its own; programs past
-the last piece leave at once. Lengths are read in groups; a batch that is one group is read once.
+A launch knows bounds only (sequences, the longest length), so that it can be captured in a CUDA graph. The lengths of a
+batch (a few hundred bytes, from L2) are read in groups.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -11,7 +10,6 @@ import triton
 import triton.language as tl
 
 LENGTHS = tl.constexpr(128)
-FAIR = tl.constexpr(True)
 GROUPS = (1, 8, 32, 128, 512)
 """Sizes of a group that is the whole batch."""
 
@@ -49,7 +47,8 @@ def piece_tiles(
 ):  # fmt: skip
     """Most tiles of a piece: the batch's tiles spread evenly over `max_pieces`, at least `min_tiles`.
 
-    `min_whole` sequences or more, none a quarter longer than the mean, stay whole: they fill the device as they are.
+    Sequences of which none is a quarter longer than the mean are cut alike, into no more pieces than `max_pieces`
+    together; `min_whole` of them or more stay whole: they fill the device as they are.
     """
     seqs = tl.arange(0, GROUP)
     lengths = tl.load(seq_lens + seqs, mask=seqs < num_seqs, other=0)
@@ -64,9 +63,8 @@ def piece_tiles(
             longest = tl.maximum(longest, tl.max(counts, 0))
     per_piece = tl.maximum((tiles + max_pieces - 1) // max_pieces, min_tiles)
     even = longest <= tiles // num_seqs * 5 // 4
-    if FAIR:
-        share = tl.maximum(max_pieces // num_seqs, 1)
-        per_piece = tl.where(even, tl.maximum((longest + share - 1) // share, min_tiles), per_piece)
+    share = tl.maximum(max_pieces // num_seqs, 1)
+    per_piece = tl.where(even, tl.maximum((longest + share - 1) // share, min_tiles), per_piece)
     return tl.where(even & (num_seqs >= min_whole), tl.maximum(longest, per_piece), per_piece)
 
 
