@@ -1,0 +1,23 @@
+"""Decoder-only models on a paged KV cache: what they compute, their weights, and how both are read from files.
+
+Llama, Mistral, Qwen2, Qwen3 and OPT, from a Hugging Face folder, a GGUF file, or a catalogue name with seeded random
+weights. A model meets its KV only through `KVMemory`; nothing here knows a block.
+"""
+
+from engine.model.architecture import Architecture, architecture_of
+from engine.model.decoder import Decoder, KVMemory
+from engine.model.ops import Ops, TorchOps
+from engine.model.random_weights import random_weights
+from engine.model.weights import LayerWeights, Weights
+
+__all__ = [
+    "Architecture",
+    "Decoder",
+    "KVMemory",
+    "LayerWeights",
+    "Ops",
+    "TorchOps",
+    "Weights",
+    "architecture_of",
+    "random_weights",
+]

@@ -1,0 +1,187 @@
+"""Runs a decoder-only model over a step's tokens: matrix products here, small operations by `Ops`, attention by the KV.
+
+The residual stream stays in one buffer; every other result of a layer goes to a buffer of the same step, so that a step
+allocates next to nothing and addresses stay. Nothing waits for the device and no shape depends on values: a step can be
+captured in a CUDA graph. Makes no gradients.
+
+Letters: T tokens of the batch, S rows that need logits, E hidden size, I intermediate size, V vocabulary; as in
+`engine.attention` beyond that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.model.architecture import Architecture
+from engine.model.ops import Ops
+from engine.model.weights import LayerWeights, Weights
+
+_MAX_NUM_SEQS = 256
+
+
+class KVMemory(Protocol):
+    """The KV of all layers, as a decoder sees it."""
+
+    def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [NB, BS, KH, D] of a layer, strided views of its cache."""
+        ...
+
+    def attend(self, layer: int, q: torch.Tensor, metadata: Any, out: torch.Tensor) -> None:
+        """Attention of q [T, H, D] over what the step's metadata says, into out [T, H, D]; K and V are written."""
+        ...
+
+
+class Decoder:
+    """A model at work: ids and positions in, hidden states and logits out."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        ops: Ops,
+        kv: KVMemory,
+        *,
+        max_tokens: int,
+        max_num_seqs: int | None = None,
+    ) -> None:
+        """Buffers for steps of up to `max_tokens` tokens with logits of up to `max_num_seqs` rows.
+
+        max_num_seqs defaults to 256, or max_tokens if that is less. Buffers lie where the weights lie and have their
+        type. ValueError for a limit below 1.
+        """
+        rows = min(max_tokens, _MAX_NUM_SEQS) if max_num_seqs is None else max_num_seqs
+        for name, limit in (("max_tokens", max_tokens), ("max_num_seqs", rows)):
+            if limit < 1:
+                raise ValueError(f"need {name} of at least 1, got {limit}")
+        self.architecture = a = architecture
+        self.weights = weights
+        self.ops = ops
+        self.kv = kv
+        self.max_tokens = max_tokens
+        self.max_num_seqs = rows
+        like = weights.embedding
+        self._cos_sin = a.rope.cos_sin(a.max_model_len, a.head_size, like.device) if a.rope else None
+        self._residual, self._normed, self._added = (like.new_empty(max_tokens, a.hidden_size) for _ in range(3))
+        self._final, self._logits = like.new_empty(rows, a.hidden_size), like.new_empty(rows, a.vocab_size)
+        # A layer's attention is over before its MLP begins: both use the same memory.
+        self._attention_sizes = (a.qkv_size, a.num_heads * a.head_size)
+        self._mlp_sizes = (a.gate_up_size, a.intermediate_size)
+        widest = max(sum(self._attention_sizes), sum(self._mlp_sizes))
+        self._scratch = like.new_empty(max_tokens * widest)
+
+    @torch.no_grad()
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """Hidden states [T, E] before the final norm, in a buffer that the next step overwrites.
+
+        ids, positions and slots [T] int64; tokens with a slot below 0 are padding: their K and V are not written, but
+        their id and position must exist (0 does). ValueError for more than max_tokens tokens.
+        """
+        num_tokens = ids.shape[0]
+        if num_tokens > self.max_tokens:
+            raise ValueError(f"a step of {num_tokens} tokens in buffers for max_tokens={self.max_tokens}")
+        residual, added = self._residual[:num_tokens], self._added[:num_tokens]
+        self._embed(ids, positions, residual)
+        first = self.weights.layers[0]
+        normed = self._norm(residual, first.input_norm, first.input_norm_bias, self._normed[:num_tokens])
+        for number, layer in enumerate(self.weights.layers):
+            self._attend(number, layer, normed, positions, slots, metadata, added)
+            normed = self._add_norm(added, residual, layer.post_norm, layer.post_norm_bias, normed)
+            self._mlp(layer, normed, added)
+            if number + 1 < len(self.weights.layers):
+                following = self.weights.layers[number + 1]
+                normed = self._add_norm(added, residual, following.input_norm, following.input_norm_bias, normed)
+        return residual.add_(added)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [S, V] of chosen rows [S, E] of `forward`'s result, in the model's type, in a buffer.
+
+        The final norm is applied here. ValueError for more than max_num_seqs rows.
+        """
+        num_rows = hidden.shape[0]
+        if num_rows > self.max_num_seqs:
+            raise ValueError(f"logits of {num_rows} rows in a buffer for max_num_seqs={self.max_num_seqs}")
+        weights = self.weights
+        final = self._norm(hidden, weights.final_norm, weights.final_norm_bias, self._final[:num_rows])
+        return torch.mm(final, weights.lm_head.t(), out=self._logits[:num_rows])
+
+    def _embed(self, ids: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+        torch.index_select(self.weights.embedding, 0, ids, out=out)
+        learned = self.weights.positions
+        if learned is not None:
+            out.add_(learned.index_select(0, positions + self.architecture.position_offset))
+
+    def _attend(
+        self,
+        number: int,
+        layer: LayerWeights,
+        normed: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        metadata: Any,
+        out: torch.Tensor,
+    ) -> None:
+        a = self.architecture
+        qkv, mixed = self._two(self._attention_sizes, normed.shape[0])
+        _linear(normed, layer.qkv, layer.qkv_bias, qkv)
+        k_cache, v_cache = self.kv.views(number)
+        q = self.ops.rotate_and_write(
+            qkv,
+            self._cos_sin,
+            positions,
+            k_cache,
+            v_cache,
+            slots,
+            num_heads=a.num_heads,
+            num_kv_heads=a.num_kv_heads,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=a.norm_eps,
+        )
+        self.kv.attend(number, q, metadata, mixed.view(-1, a.num_heads, a.head_size))
+        _linear(mixed, layer.o, layer.o_bias, out)
+
+    def _mlp(self, layer: LayerWeights, normed: torch.Tensor, out: torch.Tensor) -> None:
+        gate_up, inner = self._two(self._mlp_sizes, normed.shape[0])
+        _linear(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+        inner = self.ops.gate(gate_up, out=inner) if self.architecture.gated else torch.relu_(gate_up)
+        _linear(inner, layer.down, layer.down_bias, out)
+
+    def _two(self, sizes: tuple[int, int], num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two contiguous buffers [T, size], side by side in the scratch memory; the same ones at each call."""
+        first, second = sizes
+        start = self.max_tokens * first
+        return (
+            self._scratch[: num_tokens * first].view(num_tokens, first),
+            self._scratch[start : start + num_tokens * second].view(num_tokens, second),
+        )
+
+    def _norm(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        eps = self.architecture.norm_eps
+        if bias is None:
+            return self.ops.norm(x, weight, eps, out=out)
+        return out.copy_(F.layer_norm(x, weight.shape, weight, bias, eps))
+
+    def _add_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        if bias is None:
+            return self.ops.add_norm(x, residual, weight, self.architecture.norm_eps, out=out)
+        return self._norm(residual.add_(x), weight, bias, out)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
