@@ -9,19 +9,23 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from experiments.backends import engine_config_of, engine_for, is_real, need_torch
 from experiments.exits import DeviceMissing
+from experiments.measured import EngineRun
 from experiments.resolve import Cell, Plan, pool_config, see_own_modules
+from sim.reconcile import Check
+from sim.recorded_executor import RecordedExecutor, Recording
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from engine.core.allocator import KVAllocator
     from engine.core.executor import Executor
+    from engine.worker.engine import EngineConfig
     from sim.cost import StepModel
-    from sim.simulate import RunSpec
+    from sim.simulate import Run, RunSpec
     from workloads import Trace
 
 OnTurn = Callable[[int], None]
@@ -34,8 +38,11 @@ class Task:
     cell: Cell
     spec: RunSpec
     trace: Trace
-    step_model: StepModel
+    step_model: StepModel | Recording | None
     executor: str
+    backend: str = "sim"
+    engine: EngineConfig | None = None
+    """None where steps are simulated."""
 
 
 @dataclass(slots=True)
@@ -54,6 +61,8 @@ class Outcome:
     """One line, if the run raised."""
     details: str = ""
     wall_s: float = 0.0
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Provenance of the engine that ran the steps: device, versions, types, weights. Empty for simulated ones."""
 
     @property
     def failed_checks(self) -> list[str]:
@@ -81,28 +90,21 @@ def task_of(plan: Plan, cell: Cell) -> Task:
         window_s=measure.window_s if isinstance(measure.window_s, tuple) else None,
         end_s=measure.end_s if isinstance(measure.end_s, float) else None,
         num_snapshots=cell.map_frames,
-        record_steps=measure.record_steps,
+        record_steps=measure.record_steps or is_real(config),
         skip=measure.skip,
     )
-    return Task(cell, spec, plan.trace(cell), plan.step_model, measure.executor)
+    engine = engine_config_of(config) if is_real(config) else None
+    return Task(cell, spec, plan.trace(cell), plan.step_model, measure.executor, measure.backend, engine)
 
 
 def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
-    """Replays; an exception of the allocator or the simulator becomes a failed outcome."""
-    from sim.simulate import simulate
-
+    """Replays; an exception of the allocator, the simulator or the engine becomes a failed outcome."""
     started = time.perf_counter()
     if ":" in task.cell.allocator:
         see_own_modules()
     try:
         with redirect_stdout(sys.stderr):  # an allocator may print, but stdout is for results
-            run = simulate(task.spec, task.trace, executor_of(task), on_turn=on_turn)
-        tables = {"requests": run.requests(), "timeline": run.timeline()}
-        if task.cell.map_frames:
-            tables["map"] = run.memory_map()
-        if task.spec.record_steps:
-            tables["steps"] = run.steps()
-        outcome = Outcome(task.cell, dict(run.summary), [check._asdict() for check in run.checks], tables)
+            outcome = _replayed(task, on_turn)
     except DeviceMissing:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an allocator does, the other cells are kept
@@ -113,11 +115,49 @@ def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
     return outcome
 
 
-def executor_of(task: Task) -> Executor | Callable[[KVAllocator], Executor]:
-    """The executor by name; DeviceMissing where its package is not installed."""
-    from sim.cost_executor import CostExecutor
+def _replayed(task: Task, on_turn: OnTurn | None) -> Outcome:
+    from sim.simulate import Simulation
 
+    executor = executor_of(task)
+    simulation = Simulation(task.spec, task.trace, executor, on_turn=on_turn)
+    begun = time.perf_counter()
+    simulation.replay()
+    replay_wall_s = time.perf_counter() - begun
+    run = simulation.run()
+    tables = {"requests": run.requests(), "timeline": run.timeline()}
+    if task.cell.map_frames:
+        tables["map"] = run.memory_map()
+    outcome = Outcome(task.cell, dict(run.summary), [check._asdict() for check in run.checks], tables)
+    if isinstance(executor, EngineRun):
+        _add_measured(task, outcome, executor, run, replay_wall_s)
+    elif task.spec.record_steps:
+        tables["steps"] = run.steps()
+    if isinstance(executor, RecordedExecutor):
+        left = executor.num_left
+        outcome.checks.append(Check("recording: every step was played", left == 0, left, 0)._asdict())
+    return outcome
+
+
+def _add_measured(task: Task, outcome: Outcome, executor: EngineRun, run: Run, replay_wall_s: float) -> None:
+    """Columns, checks and the table of steps of a real run."""
+    assert outcome.summary is not None
+    where = {"backend": task.backend, "kernel": task.cell.kernel}
+    outcome.summary = {**where, **outcome.summary, **executor.summary(run, replay_wall_s)}
+    outcome.checks += [check._asdict() for check in executor.checks(run)]
+    outcome.tables["steps"] = executor.frame(run)
+    outcome.engine = dict(executor.engine.provenance)
+
+
+def executor_of(task: Task) -> Executor | EngineRun | Callable[[KVAllocator], Executor]:
+    """The executor by name; DeviceMissing where its package is not installed."""
+    if task.engine is not None:
+        return EngineRun(engine_for(task.engine), task.cell.kernel)
+    if isinstance(task.step_model, Recording):
+        return RecordedExecutor(task.step_model)
+    assert task.step_model is not None
     if task.executor == "cost":
+        from sim.cost_executor import CostExecutor
+
         return CostExecutor(task.step_model)
     if task.executor == "shadow":
         from sim.shadow import ShadowExecutor
@@ -128,14 +168,8 @@ def executor_of(task: Task) -> Executor | Callable[[KVAllocator], Executor]:
 
 def _one_layer(model: StepModel) -> Callable[[KVAllocator], Executor]:
     """Computes on the CPU; the clock is the step-time model's, so that the tables stay the same on every machine."""
-    need_torch()
+    need_torch("the executor torch-cpu")
     from engine.worker.one_layer import OneLayerExecutor
     from sim.cost import features_of
 
     return partial(OneLayerExecutor, duration_ps=lambda batch: model.duration(features_of(batch)))
-
-
-def need_torch() -> None:
-    """DeviceMissing, with what to install, where torch is not."""
-    if find_spec("torch") is None:
-        raise DeviceMissing("the executor torch-cpu needs torch, which is not installed: pip install -e '.[engine]'")

@@ -8,20 +8,26 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments import exits, store
-from experiments.cells import Outcome, Task, need_torch, run_task, task_of
+from experiments.announcement import announce, counted
+from experiments.backends import engine_config_of, is_real, need_torch, try_out
+from experiments.cells import Outcome, Task, run_task, task_of
 from experiments.comparison_table import table, verdict, window_notes
 from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
 from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.exits import UsageError
 from experiments.flags import Flags, OutputFlags
-from experiments.manifest import Invocation, manifest_of, now
+from experiments.manifest import Invocation, engine_entries, manifest_of, now
 from experiments.rejections import rejection_notes
-from experiments.resolve import Plan, plan_of
+from experiments.resolve import Plan, plan_of, pool_config
+from experiments.series import AttentionKernel, series_of
 from experiments.store import Store, summary_row
 from experiments.trace_lengths import lengths_csv
+
+if TYPE_CHECKING:
+    from engine.core.allocator import KVAllocator
 
 
 @dataclass(slots=True)
@@ -50,17 +56,36 @@ def run_verb(verb: str, flags: Flags, out: OutputFlags, argv: Sequence[str]) -> 
     except ValueError as error:
         raise UsageError(str(error)) from error
     if config.measure.executor == "torch-cpu":
-        need_torch()
+        need_torch("the executor torch-cpu")
     folder = folder_of(verb, out, config.workload.trace or config.workload.name) if writes else None
     if folder is not None:
         refuse_existing(folder, out.overwrite)
     plan = plan_of(config, verb=verb, writes=writes)
+    if is_real(plan.config):
+        try_engine(plan, folder, out)
     kept = Store.create(folder, overwrite=out.overwrite) if folder is not None else None
     if kept is not None:
         write_inputs(kept, plan, flags)
     announce(plan, talk)
     progress = replay(plan, kept, talk, out.jobs)
     return conclude(plan, progress, kept, invocation, out, talk)
+
+
+def try_engine(plan: Plan, folder: Path | None, out: OutputFlags) -> None:
+    """Everything that can go wrong with a real run before its first request goes wrong here, with nothing written."""
+    if plan.config.measure.backend == "gpu" and out.jobs > 1:
+        raise UsageError(f"--jobs {out.jobs}: --backend gpu runs its cells one by one, they would share the device")
+    if folder is not None:
+        Store.replaceable(folder, overwrite=out.overwrite)
+    try_out(engine_config_of(plan.config), pools_of(plan))
+
+
+def pools_of(plan: Plan) -> list[tuple[KVAllocator, AttentionKernel]]:
+    """An allocator and a kernel for each pool that the plan needs, its allocators apart."""
+    from engine.core.registry import make_allocator
+
+    first = {(cell.block_size, cell.num_blocks, cell.kernel): cell for cell in reversed(plan.cells)}
+    return [(make_allocator(cell.allocator, pool_config(plan.config, cell)), cell.kernel) for cell in first.values()]
 
 
 def folder_of(verb: str, out: OutputFlags, workload: str | None) -> Path:
@@ -103,25 +128,6 @@ def _from(folder: Path, path: str) -> str:
     return Path(os.path.relpath(Path(path).resolve(), folder)).as_posix()
 
 
-def announce(plan: Plan, talk: Talk) -> None:
-    """What will be run, before it is: no silent defaults."""
-    config, pool = plan.config, plan.pool
-    trace = plan.arriving.provenance
-    tokens = "unequal pools" if pool.tokens is None else f"{pool.tokens:,} tokens"
-    talk.note(
-        f"{trace['name']}: {_counted(trace['num_requests'], 'request')}; {config.model.name} on {config.model.gpu}, "
-        f"max_model_len {config.model.max_model_len:,}; {tokens} ({pool.terms['rule']}); "
-        f"preset {config.scheduler.preset}; step model {config.measure.step_model}; {_counted(len(plan.cells), 'cell')}"
-    )
-    for note in plan.notes:
-        talk.note(f"note: {note}")
-    talk.detail(to_toml(dump(config)))
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
-
-
 def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:
     """All cells; after an interrupt, what was finished by then."""
     progress = Progress()
@@ -141,7 +147,7 @@ def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:
 def _serial(tasks: Sequence[Task], talk: Talk) -> Iterator[Outcome]:
     for index, task in enumerate(tasks, 1):
         span = round(task.spec.end_s * PS) if task.spec.end_s is not None else int(task.trace.arrival_ns[-1]) * 1000
-        label = f"{task.cell.allocator} bs {task.cell.block_size} ({index}/{len(tasks)})"
+        label = f"{series_of(task.cell.allocator, task.cell.kernel)} bs {task.cell.block_size} ({index}/{len(tasks)})"
         with talk.bar(label, span) as on_turn:
             outcome = run_task(task, on_turn)
         yield outcome
@@ -173,7 +179,7 @@ def _outcome(future: Future[Outcome], task: Task) -> Outcome:
 
 def _tell(outcome: Outcome, done: int, total: int, talk: Talk) -> None:
     cell = outcome.cell
-    head = f"[{done}/{total}] {cell.allocator} block size {cell.block_size} seed {cell.seed}"
+    head = f"[{done}/{total}] {series_of(cell.allocator, cell.kernel)} block size {cell.block_size} seed {cell.seed}"
     if outcome.summary is None:
         talk.warn(f"{head}: failed: {outcome.error.splitlines()[0]}")
         return
@@ -219,7 +225,7 @@ def conclude(
         say_json(json_object(plan, outcomes, rows, STATUS[code]))
     else:
         trace = plan.arriving.provenance
-        title = f"{trace['name']}, {_counted(trace['num_requests'], 'request')}"
+        title = f"{trace['name']}, {counted(trace['num_requests'], 'request')}"
         show(table(rows, width=stdout_width()), title)
         say(verdict(rows))
         say_where(kept, report)
@@ -261,12 +267,14 @@ def json_object(plan: Plan, outcomes: Sequence[Outcome], rows: list[dict[str, An
     failed = [outcome for outcome in outcomes if outcome.summary is None]
     cells = [
         {"allocator": o.cell.allocator, "block_size": o.cell.block_size, "seed": o.cell.seed, "error": o.error}
+        | ({"kernel": o.cell.kernel} if is_real(plan.config) else {})
         for o in failed
     ]
     return {
         "trace": plan.arriving.provenance,
         "capacity": plan.pool.to_dict(),
-        "step_model": plan.step_model.coefficients(),
+        "step_model": plan.step_times,
+        **engine_entries(outcomes),
         "config_sha256": plan.sha256,
         "config": dump(plan.config),
         "status": status,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from experiments.series import series_of_row
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -69,10 +71,10 @@ WIDE = 110
 
 
 def grouped(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    """The repeats of each allocator and block size, in order of appearance."""
+    """The repeats of each series (allocator and attention kernel) and block size, in order of appearance."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["allocator"], row["block_size"]), []).append(row)
+        groups.setdefault((series_of_row(row), row["block_size"]), []).append(row)
     return groups
 
 
@@ -96,16 +98,20 @@ def table(rows: Sequence[Row], *, width: int) -> Table:
     rules = {"box": box.HEAVY_HEAD} if wide else {"box": box.SIMPLE_HEAD, "padding": (0, 0), "show_edge": False}
     made = Table(caption_justify="left", **rules)
     made.add_column("allocator", no_wrap=True)
+    kernels = any("kernel" in row for row in rows)
+    if kernels:
+        made.add_column("kernel", no_wrap=True)
     made.add_column("block" if wide else "bs", justify="right", no_wrap=True)
     looked_up = any(row.get("prefix_query_tokens") for row in rows)
     columns = (*COLUMNS, *(PREFIX if wide else PREFIX[1:])) if looked_up else COLUMNS
     for column in columns:
         made.add_column(column.title if wide else column.short, justify="right", no_wrap=True)
     saturated = False
-    for (allocator, size), runs in grouped(rows).items():
+    for (_, size), runs in grouped(rows).items():
+        names = [runs[0]["allocator"], *([runs[0]["kernel"]] if kernels else [])]
         marked = any(run.get("saturated") for run in runs)
         saturated |= marked
-        made.add_row(allocator, str(size), *(_written(column, runs, marked) for column in columns))
+        made.add_row(*names, str(size), *(_written(column, runs, marked) for column in columns))
     if saturated:
         made.caption = FOOTNOTE
     return made
@@ -154,7 +160,7 @@ def window_notes(rows: Sequence[Row]) -> list[str]:
     empty = [row for row in rows if not _ran(row) and row["num_finished"] + row["num_truncated"] > 0]
     notes = []
     for row in empty:
-        who = "" if len(empty) == len(rows) else f"{row['allocator']} at block size {row['block_size']}: "
+        who = "" if len(empty) == len(rows) else f"{series_of_row(row)} at block size {row['block_size']}: "
         start, stop = row.get("window_start_s"), row.get("window_stop_s")
         bounds = "" if start is None or stop is None else f" [{start:g}, {stop:g}) s"
         notes.append(f"{who}no request ran in the window{bounds}: use --window arrivals")
@@ -166,7 +172,7 @@ def why_idle(groups: Sequence[Sequence[Row]]) -> str:
     free = [mean_sd(runs, "kv_free_frac")[0] for runs in groups]
     if any(value is not None and value >= IDLE_FREE for value in free):
         return "Part of the memory was free while nothing was refused for want of it"
-    kept_up = dict.fromkeys(runs[0]["allocator"] for runs in groups if not any(run.get("saturated") for run in runs))
+    kept_up = dict.fromkeys(series_of_row(runs[0]) for runs in groups if not any(run.get("saturated") for run in runs))
     return f"{' and '.join(kept_up)} kept up with the arrivals" if kept_up else ""
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from experiments.exits import UsageError
 from experiments.settings import Config
 
-SECTIONS = ("workload", "model", "kv", "scheduler", "measure")
+SECTIONS = ("workload", "model", "kv", "scheduler", "measure", "engine")
 WHOLE = ("kv.sweep", "workload.lengths")
 """Tables that are values: their keys are names, and a layer replaces them as a whole."""
 RIVALS = (
@@ -110,9 +110,9 @@ def map_paths(values: Mapping[str, Any], change: Any) -> dict[str, Any]:
     model = new.get("model.name")
     if isinstance(model, str) and ("/" in model or model.endswith(".json")) and Path(change(model)).exists():
         new["model.name"] = change(model)
-    step_model = new.get("measure.step_model")
-    if isinstance(step_model, str) and step_model.startswith("table:"):
-        new["measure.step_model"] = "table:" + change(step_model.removeprefix("table:"))
+    kind, colon, path = str(new.get("measure.step_model", "")).partition(":")
+    if colon and kind in ("table", "recorded"):
+        new["measure.step_model"] = f"{kind}:{change(path)}"
     return new
 
 
@@ -219,8 +219,12 @@ def config_of(keys: Mapping[str, Any], lower: Config | None = None) -> Config:
 
 
 def dump(config: Config) -> dict[str, Any]:
-    """What is set, as plain nested values without nulls: TOML has none."""
-    return config.model_dump(mode="json", exclude_none=True)
+    """What is set, as plain nested values without nulls: TOML has none. A simulation says nothing of the engine, so
+    that its files and hashes are those of a pagelab without one."""
+    tree = config.model_dump(mode="json", exclude_none=True)
+    if config.measure.backend == "sim":
+        del tree["measure"]["backend"]
+    return {name: part for name, part in tree.items() if name != "engine" or part}
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:

@@ -19,7 +19,8 @@ _MODEL = Group("Model and GPU", sort_key=2)
 _POOL = Group("KV memory", sort_key=3)
 _RULES = Group("Scheduler", sort_key=4)
 _MEASURE = Group("Measurement", sort_key=5)
-_OUT = Group("Output", sort_key=6)
+_ENGINE = Group("Real engine", sort_key=6)
+_OUT = Group("Output", sort_key=7)
 Text = str | None
 Switch = bool | None
 
@@ -143,7 +144,12 @@ class Flags:
     ] = None
     too_long: Annotated[Text, _option(_RULES, "reject or truncate what exceeds the model or the pool [reject].")] = None
     step_model: Annotated[
-        Text, _option(_MEASURE, "linear:a,b,c,d (s), roofline, table:FILE or paper-13b [roofline; paper-*: paper-13b].")
+        Text,
+        _option(
+            _MEASURE,
+            "linear:a,b,c,d (s), roofline, table:FILE, paper-13b, or recorded:FILE, the steps.parquet of a real run "
+            "[roofline; paper-*: paper-13b].",
+        ),
     ] = None
     executor: Annotated[Text, _option(_MEASURE, "cost, shadow (checks every token) or torch-cpu [cost].")] = None
     window: Annotated[
@@ -161,6 +167,24 @@ class Flags:
         ),
     ] = None
     map_frames: Annotated[Text, _option(_MEASURE, "Pictures of the pool [160 if results are written].")] = None
+    backend: Annotated[
+        Text, _option(_ENGINE, "sim models step times; cpu and gpu run the model and measure them [sim].")
+    ] = None
+    kernel: Annotated[
+        Text,
+        _option(
+            _ENGINE,
+            "Attention of contiguous allocators: paged, contiguous, or both in turn [compare: both; run: paged].",
+        ),
+    ] = None
+    dtype: Annotated[Text, _option(_ENGINE, "float32, float16, bfloat16 or auto [cpu: float32; gpu: the model's].")] = (
+        None
+    )
+    attention: Annotated[Text, _option(_ENGINE, "Attention back end [cpu: reference; gpu: triton].")] = None
+    layout: Annotated[Text, _option(_ENGINE, "KV layout by name [the back end's own].")] = None
+    weights_seed: Annotated[
+        Text, _option(_ENGINE, "Of random weights [0 for a catalogue name, which has no others].")
+    ] = None
 
     def layers(self) -> list[Layer]:
         """Files, then `--set`, then flags."""

@@ -55,8 +55,9 @@ def manifest_of(
         "trace": plan.arriving.provenance,
         "trace_lengths": entry_of(plan.arriving),
         "capacity": plan.pool.to_dict(),
-        "step_model": plan.step_model.coefficients(),
+        "step_model": plan.step_times,
         "device": "simulated",
+        **engine_entries(outcomes),
         **environment(),
         "started": invocation.started.isoformat(timespec="milliseconds"),
         "finished": finished.isoformat(timespec="milliseconds"),
@@ -67,6 +68,15 @@ def manifest_of(
         "notes": plan.notes,
         "files": store.hashes(derived=False),
     }
+
+
+def engine_entries(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Device and provenance of the engine that ran the steps; nothing where they were simulated."""
+    engine = next((outcome.engine for outcome in outcomes if outcome.engine), None)
+    if engine is None:
+        return {}
+    source = str(engine.get("source", ""))
+    return {"device": engine["device"], "engine": {**engine, "source": name_only(source)}}
 
 
 def named(plan: Plan) -> dict[str, Any]:
@@ -99,6 +109,7 @@ def _cell(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "allocator": cell.allocator,
         "block_size": cell.block_size,
         "num_blocks": cell.num_blocks,
+        **({"kernel": cell.kernel} if outcome.engine else {}),
         "seed": cell.seed,
         "trace_sha256": plan.trace(cell).sha256(),
         "map_frames": cell.map_frames,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from experiments.backends import kv_dtype_of
 from experiments.exits import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Pool:
 def pool_of(config: Config, shape: ModelShape, block_sizes: Sequence[int]) -> Pool:
     """The pool of a resolved configuration; ValueError if it cannot be had."""
     kv, model = config.kv, config.model
-    spec = shape.kv_spec(model.kv_cache_dtype, model.tp, model.pp)
+    spec = shape.kv_spec(kv_dtype_of(config), model.tp, model.pp)
     per_token = spec.bytes_per_token
     if kv.num_blocks is not None:
         sizes = sorted(set(block_sizes))

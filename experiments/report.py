@@ -27,7 +27,7 @@ from experiments.figures.tables import (
     setup,
     speed_columns,
 )
-from sim.metrics import METRICS
+from sim.metrics import ENGINE_METRICS, METRICS
 
 TEMPLATES = Path(__file__).parent / "templates"
 BLOCK_SIZE_FIGURE = "by_block_size"
@@ -100,7 +100,8 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "lost_cells": lost_cells(stored),
         "problems": stored.problems,
         "notes": _notes(stored),
-        "metrics": METRICS,
+        "metrics": (*METRICS, *ENGINE_METRICS) if stored.is_measured else METRICS,
+        "clock": "measured" if stored.is_measured else "simulated",
         "manifest": json.dumps(_without_derived(stored.manifest), indent=2, ensure_ascii=False),
     }
 

@@ -7,16 +7,18 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import defaults
 from experiments.arriving import Arriving, arrive, given
+from experiments.backends import NOT_BIT_BY_BIT, check_backend, is_real, need_pin, shape_of
 from experiments.config import dump, flatten
 from experiments.exits import UsageError
 from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
+from experiments.series import AttentionKernel
 from experiments.settings import Config, Memory, Scheduling, Workload
 from experiments.step_cost import step_model_of
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from engine.core.limits import SchedulerConfig
     from engine.core.registry import PoolConfig
     from sim.cost import StepModel
+    from sim.recorded_executor import Recording
     from workloads import Trace
 
 
@@ -38,6 +41,8 @@ class Cell:
     seed: int
     num_blocks: int
     map_frames: int
+    kernel: AttentionKernel = "paged"
+    """Attention kernel of a real run: with a block table, or `contiguous`, without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,20 @@ class Plan:
     """Without gaps; running it again makes the same plan."""
     arriving: Arriving
     pool: Pool
-    step_model: StepModel
+    step_model: StepModel | Recording | None
+    """None where steps are run and timed."""
     limits: SchedulerConfig
     cells: tuple[Cell, ...]
     sha256: str
     """Of the resolved configuration, with files by content."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def step_times(self) -> dict[str, Any]:
+        """Where step times come from, for the manifest."""
+        if self.step_model is None:
+            return {"kind": "measured", "name": f"measured on the {self.config.measure.backend}"}
+        return self.step_model.coefficients()
 
     def trace(self, cell: Cell) -> Trace:
         """What the cell replays."""
@@ -62,25 +75,42 @@ class Plan:
 
 def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) -> Config:
     """The configuration with its defaults; idempotent. `has_trace`: something else says what arrives."""
+    check_backend(config)
     workload, kv = Workload() if has_trace else config.workload, config.kv
     if workload.name is None and workload.trace is None and not has_trace:
         workload = workload.model_copy(update={"name": defaults.WORKLOAD})
     implied = defaults.OF_WORKLOAD.get(workload.name or "", defaults.OF_TRACE_FILES)
-    update: dict[str, Any] = {"model": _gaps(config.model, name=implied.model, gpu=implied.gpu)}
-    update["model"] = _gaps(update["model"], max_model_len=implied.max_model_len or _model_len(update["model"].name))
-    update["kv"] = _grid(kv, sweep=verb == "compare" and workload.name == defaults.WORKLOAD, single=verb == "run")
-    if kv.num_blocks is None and kv.kv_tokens is None and kv.kv_bytes is None:
-        tuned = kv.gpu_memory_utilization is not None or kv.headroom_bytes is not None
-        rule = "default" if tuned or _differs(config, implied) else implied.capacity_rule
-        update["kv"] = _gaps(update["kv"], capacity_rule=rule)
+    update: dict[str, Any] = {"model": _gaps(config.model, name=implied.model)}
+    grid = _grid(kv, sweep=verb == "compare" and workload.name == defaults.WORKLOAD, single=verb == "run")
+    update["kv"] = _capacity(config, grid, implied)
+    if update["kv"].capacity_rule is not None or not is_real(config):
+        update["model"] = _gaps(update["model"], gpu=implied.gpu)
+    model_len = implied.max_model_len or shape_of(config.model_copy(update=update)).max_model_len
+    update["model"] = _gaps(update["model"], max_model_len=model_len)
     update["scheduler"] = _scheduling(config.scheduler, implied.preset)
+    if is_real(config):
+        update["kv"] = _gaps(update["kv"], kernel="both" if verb == "compare" else "paged")
+        update["engine"] = _gaps(config.engine, dtype="auto", attention="auto", graphs=True)
+        if not Path(update["model"].name).exists():  # the catalogue has no weights; a folder has its own
+            update["engine"] = _gaps(update["engine"], weights_seed=0)
     update["measure"] = _gaps(
         config.measure,
-        step_model="roofline" if _differs(config, implied) else implied.step_model,
+        step_model=None if is_real(config) else "roofline" if _differs(config, implied) else implied.step_model,
         window_s=implied.window_s or "arrivals",
         end_s=implied.end_s or "none",
     )
     return config.model_copy(update={"workload": workload, **update})
+
+
+def _capacity(config: Config, kv: Memory, implied: defaults.WorkloadDefaults) -> Memory:
+    """With the rule by which the pool is sized, unless its size is given."""
+    if kv.num_blocks is not None or kv.kv_tokens is not None or kv.kv_bytes is not None:
+        return kv
+    tuned = kv.gpu_memory_utilization is not None or kv.headroom_bytes is not None
+    rule = "default" if tuned or _differs(config, implied) else implied.capacity_rule
+    if kv.capacity_rule is None and rule == "default":
+        need_pin(config)
+    return _gaps(kv, capacity_rule=rule)  # type: ignore[no-any-return]
 
 
 def _differs(config: Config, implied: defaults.WorkloadDefaults) -> bool:
@@ -91,12 +121,6 @@ def _differs(config: Config, implied: defaults.WorkloadDefaults) -> bool:
 
 def _gaps(section: Any, **values: Any) -> Any:
     return section.model_copy(update={k: v for k, v in values.items() if getattr(section, k) is None})
-
-
-def _model_len(name: str) -> int:
-    from engine.core.catalogue import lookup
-
-    return lookup(name).max_model_len
 
 
 def _grid(kv: Memory, *, sweep: bool, single: bool) -> Memory:
@@ -138,10 +162,7 @@ def plan_of(config: Config, *, verb: str = "compare", writes: bool = True, trace
 
 
 def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
-    from engine.core.catalogue import lookup
-
-    assert config.model.name is not None
-    shape = lookup(config.model.name)
+    shape = shape_of(config)
     asked = _pairs(config.kv)
     grid = list(dict.fromkeys(asked))
     if verb == "run" and len(grid) > 1:
@@ -156,8 +177,13 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
         _cell(config, pool, sha256, name, size, seed, writes) for name, size in grid for seed in sorted(arriving.traces)
     )
     _check_allocators(config, cells)
-    merged = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
-    return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes, *merged])
+    notes = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
+    if is_real(config):
+        cells = _with_kernels(config, cells)
+        notes.append(NOT_BIT_BY_BIT)
+        if verb == "run" and len({cell.kernel for cell in cells}) > 1:
+            raise UsageError("run takes one kernel, got both: use compare, or --kernel paged or contiguous")
+    return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes, *notes])
 
 
 def _pairs(kv: Memory) -> list[tuple[str, int]]:
@@ -222,6 +248,24 @@ def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
         else:
             for size in {cell.block_size: cell for cell in cells if cell.allocator == name}.values():
                 make_allocator(name, pool_config(config, size))
+
+
+def _with_kernels(config: Config, cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """The cells with their attention kernels: allocators that page have one, contiguous ones those asked for."""
+    from engine.core.registry import make_allocator
+
+    asked = config.kv.kernel or "paged"
+    found: list[Cell] = []
+    for cell in cells:
+        twin = replace(cell, name=f"{cell.name}-contiguous", kernel="contiguous")
+        has_twin = asked != "paged" and getattr(
+            make_allocator(cell.allocator, pool_config(config, cell)), "contiguous", False
+        )
+        found += [twin] if has_twin and asked == "contiguous" else [cell, twin] if has_twin else [cell]
+    if asked == "contiguous" and not any(cell.kernel == asked for cell in found):
+        names = ", ".join(dict.fromkeys(cell.allocator for cell in cells))
+        raise UsageError(f"--kernel contiguous: blocks of {names} are not adjacent, only the paged kernel reads them")
+    return tuple(found)
 
 
 def see_own_modules() -> None:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from experiments.quantities import Bytes, Count, Counts, End, Fraction, Names, PoolBytes, Rate, Window
 
 Rule = Literal["default", "sosp23", "chapter-gib", "chapter-gb", "chapter-mixed"]
+Backend = Literal["sim", "cpu", "gpu"]
+Kernel = Literal["paged", "contiguous", "both"]
 
 
 class Section(BaseModel):
@@ -75,6 +77,8 @@ class Memory(Section):
     gpu_memory_utilization: Fraction | None = None
     headroom_bytes: Bytes | None = None
     allow_unequal_pools: bool = False
+    kernel: Kernel | None = None
+    """Attention kernel of contiguous allocators on the real engine: with a block table, without, or each in turn."""
 
     @model_validator(mode="after")
     def _one_capacity(self) -> Memory:
@@ -105,14 +109,31 @@ class Scheduling(Section):
 class Measuring(Section):
     """What a step costs, and what is measured when."""
 
+    backend: Backend = "sim"
+    """What runs a step: a model of its time, or the real engine on this machine's CPU or GPU."""
     step_model: str | None = None
-    """linear:a,b,c,d, roofline, table:FILE or paper-13b."""
+    """linear:a,b,c,d, roofline, table:FILE, paper-13b, or recorded:FILE, the steps of a real run."""
     executor: Literal["cost", "shadow", "torch-cpu"] = "cost"
     window_s: Window | None = None
     end_s: End | None = None
     record_steps: bool = False
     skip: bool = True
     map_frames: int | None = Field(default=None, ge=0, le=100_000)
+
+
+class RealEngine(Section):
+    """What the engine is made of, where `measure.backend` is cpu or gpu; refused elsewhere."""
+
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    """What it computes in; auto: float32 on a CPU, the model's own on a GPU."""
+    attention: str | None = None
+    """Attention back end by name; auto: reference on a CPU, triton on a GPU."""
+    layout: str | None = None
+    """KV layout by name; none: the back end's own."""
+    weights_seed: int | None = Field(default=None, ge=0, lt=2**63)
+    """Of random weights, in place of the model's own; a catalogue name has no others."""
+    graphs: bool | None = None
+    """Whether decode steps are replayed as CUDA graphs."""
 
 
 class Config(Section):
@@ -127,6 +148,7 @@ class Config(Section):
     kv: Memory = Memory()
     scheduler: Scheduling = Scheduling()
     measure: Measuring = Measuring()
+    engine: RealEngine = RealEngine()
 
     @classmethod
     def load(cls, path: str | Path) -> Config:

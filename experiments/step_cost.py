@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.core.model_shape import ModelShape
     from experiments.settings import Config
     from sim.cost import RooflineModel, StepModel
+    from sim.recorded_executor import Recording
 
 COMPUTE_EFFICIENCY = 0.6
 """Share of the data sheet's FLOP/s that dense layers reach: an assumption, recorded with every run."""
@@ -15,12 +17,20 @@ BANDWIDTH_EFFICIENCY = 0.8
 """Share of the data sheet's bandwidth that decoding reaches: an assumption too."""
 
 
-def step_model_of(config: Config, shape: ModelShape) -> StepModel:
-    """The model that `measure.step_model` names; ValueError if it names none."""
+def step_model_of(config: Config, shape: ModelShape) -> StepModel | Recording | None:
+    """The model, or the recording, that `measure.step_model` names; None on the real engine. ValueError if it names
+    none."""
     from sim.cost import parse_step_model
+    from sim.recorded_executor import PREFIX, read_recording
 
-    assert config.measure.step_model is not None
-    return parse_step_model(config.measure.step_model, lambda: roofline(config, shape))
+    asked = config.measure.step_model
+    if asked is None:
+        return None
+    if asked.startswith(PREFIX):
+        if config.measure.executor != "cost":
+            raise ValueError(f"{asked}: recorded steps go with --executor cost, not {config.measure.executor}")
+        return read_recording(Path(asked.removeprefix(PREFIX)))
+    return parse_step_model(asked, lambda: roofline(config, shape))
 
 
 def roofline(config: Config, shape: ModelShape) -> RooflineModel:

@@ -16,6 +16,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from experiments.series import TWIN, allocator_of
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -72,7 +74,11 @@ PAPER_STATES = (
 
 
 def look_of(allocator: str) -> Look:
-    """The fixed look of an allocator; one that is not listed gets a look that depends on its name alone."""
+    """The fixed look of an allocator; one that is not listed gets a look that depends on its name alone. The same with
+    the contiguous kernel: lighter, in another hatch."""
+    if allocator.endswith(TWIN):
+        paged = look_of(allocator_of(allocator))
+        return Look(_lighter(paged.colour), paged.hatch + "||", paged.line, paged.marker)
     if allocator in ALLOCATOR_LOOKS:
         return ALLOCATOR_LOOKS[allocator]
     digest = hashlib.sha256(allocator.encode()).digest()
@@ -81,11 +87,17 @@ def look_of(allocator: str) -> Look:
     return Look(colour, hatch, OTHER_LINES[digest[2] % len(OTHER_LINES)], OTHER_MARKERS[digest[3] % len(OTHER_MARKERS)])
 
 
+def _lighter(colour: str) -> str:
+    """Half way to white."""
+    parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return "#" + "".join(f"{(part + 255) // 2:02X}" for part in parts)
+
+
 def in_order(allocators: Iterable[str]) -> list[str]:
-    """The paper's order: its baselines, then others by name, `paged` last."""
+    """The paper's order: its baselines, then others by name, `paged` last; the two kernels of one side by side."""
     first = [name for name in ALLOCATOR_LOOKS if name != "paged"]
     ranks = {name: rank for rank, name in enumerate(first)} | {"paged": len(first) + 1}
-    return sorted(set(allocators), key=lambda name: (ranks.get(name, len(first)), name))
+    return sorted(set(allocators), key=lambda name: (ranks.get(allocator_of(name), len(first)), name))
 
 
 @contextmanager

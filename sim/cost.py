@@ -264,5 +264,6 @@ def parse_step_model(text: str, roofline: Callable[[], RooflineModel] | None = N
     if text == "roofline" and roofline is not None:
         return roofline()
     raise ValueError(
-        f"unknown step model {text!r}: use linear:a,b,c,d, paper-13b, table:FILE or roofline (with a model and a GPU)"
+        f"unknown step model {text!r}: use linear:a,b,c,d, paper-13b, table:FILE, recorded:FILE or "
+        "roofline (with a model and a GPU)"
     )

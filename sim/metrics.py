@@ -74,6 +74,19 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
+ENGINE_METRICS: tuple[Metric, ...] = (
+    Metric("num_steps", "steps", "batches that the engine ran", "steps"),
+    Metric("num_graph_steps", "graph steps", "steps replayed as a CUDA graph", "steps"),
+    Metric("device_s", "device time", "sum over steps: first command on the device to the step's end", "s"),
+    Metric("mean_host_gap_s", "host gap", "mean over steps: time the device waited for the host before the step", "s"),
+    Metric("mean_host_s", "host work", "mean over steps: from the batch's hand-over to its last launch", "s"),
+    Metric(
+        "replay_wall_s", "wall time", "wall clock of the replay, warm-up and idle time between arrivals left out", "s"
+    ),
+    Metric("wall_output_tok_per_s", "output throughput by wall clock", "output tokens / wall time", "tokens/s"),
+)
+"""Columns that only runs on the real engine have."""
+
 
 def quantile(values: Sequence[float], q: float) -> float | None:
     """Linear interpolation between order statistics (NumPy's default); None without values."""

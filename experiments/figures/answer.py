@@ -46,6 +46,8 @@ def answer(stored: Stored) -> list[str]:
         sentences.append(
             "All times are simulated with a model of how long a step takes; shares of memory are counted exactly."
         )
+    elif stored.is_measured:
+        sentences.append(f"Every step was run on {device} and timed there; shares of memory are counted exactly.")
     return sentences
 
 

@@ -88,10 +88,20 @@ def caption_of(stored: Stored, *, base: bool = True) -> str:
         f"trace {name} sha256 {digest[:12]}",
         *([f"{'block sizes' if len(sizes) > 1 else 'block size'} {', '.join(map(str, sizes))}"] if sizes else []),
         f"device: {stored.manifest.get('device', 'unknown')}",
-        f"step model {step_model_of(stored.manifest)}",
+        *([engine_of(stored.manifest)] if stored.is_measured else []),
+        f"step {'times' if stored.is_measured else 'model'} {step_model_of(stored.manifest)}",
         command_of(stored.manifest),
     ]
     return " · ".join(parts)
+
+
+ENGINE_WORDS = ("driver", "torch", "triton", "dtype", "attention", "layout", "weights", "seed")
+
+
+def engine_of(manifest: dict[str, Any]) -> str:
+    """Versions, types and weights of the engine that ran the steps."""
+    engine = manifest["engine"]
+    return ", ".join(f"{name} {engine[name]}" for name in ENGINE_WORDS if engine.get(name) is not None)
 
 
 def kernel_caption(manifest: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -14,6 +15,9 @@ from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.figures.stored import Stored
 from experiments.figures.variables import plot_variables
 from experiments.style import PLOT_IN, new_figure, save, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ def draw(figure: Figure, stored: Stored, folder: Path, suffix: str = ".png") -> 
         with style():
             canvas = new_figure(figure.width_in, figure.height_in(stored))
             plotted = figure.draw(stored, above_footer(canvas, caption_of(stored, base=not figure.every_block_size)))
+            _name_clock(stored, canvas)
             save(canvas, picture)
     except NothingToDrawError as reason:
         return Drawn(figure, missing=str(reason))
@@ -45,6 +50,14 @@ def draw(figure: Figure, stored: Stored, folder: Path, suffix: str = ".png") -> 
         return Drawn(figure, error=f"{type(error).__name__}: {error}")
     write_numbers(plotted, numbers)
     return Drawn(figure, picture, numbers)
+
+
+def _name_clock(stored: Stored, canvas: Canvas) -> None:
+    """Axes of time are labelled `simulated`; where a device measured it, they say so."""
+    if stored.is_measured:
+        for axes in canvas.get_axes():
+            axes.set_xlabel(axes.get_xlabel().replace("simulated", "measured"))
+            axes.set_ylabel(axes.get_ylabel().replace("simulated", "measured"))
 
 
 def write_numbers(plotted: pd.DataFrame, path: Path) -> None:
@@ -62,6 +75,7 @@ def draw_variables(stored: Stored, var_x: str, var_y: str, curve_by: str | None,
         plotted = plot_variables(stored.summary, var_x, var_y, curve_by, ax)
         if curve_by:
             legend_of(above, ax)
+        _name_clock(stored, canvas)
         picture.parent.mkdir(parents=True, exist_ok=True)
         save(canvas, picture)
     write_numbers(plotted, picture.with_suffix(".csv"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.series import series_of
 from experiments.style import in_order
 
 DEFAULT_BLOCK_SIZE = 16
@@ -31,13 +32,22 @@ class Stored:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """summary.csv: one row a finished cell."""
+        """summary.csv: one row a finished cell. `allocator` names the series: runs with the contiguous kernel are one of
+        their own."""
         frame = self._frame(self.folder / "summary.csv", pd.read_csv)
         if frame is None:
             frame = pd.DataFrame({"cell": [], "seed": [], "allocator": [], "block_size": []})
         if "seed" not in frame:
             frame["seed"] = 0
+        if "kernel" in frame and "allocator" in frame:
+            pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
+            frame["allocator"] = [series_of(allocator, kernel) for allocator, kernel in pairs]
         return frame
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the clock is a device's, not a model's."""
+        return "engine" in self.manifest
 
     @cached_property
     def base(self) -> pd.DataFrame:

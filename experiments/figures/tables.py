@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from experiments.figures.caption import command_of, num_requests_of, seeds_of, step_model_of, trace_of
+from experiments.figures.caption import command_of, engine_of, num_requests_of, seeds_of, step_model_of, trace_of
 from experiments.figures.repeats import over_seeds
 from experiments.style import in_order
 
@@ -45,6 +45,11 @@ PREFIX = (
     Column("prefix_query_tokens", "prefix tokens looked up", "num"),
     Column("prefix_hit_tokens", "found in the cache", "num"),
     Column("prefix_hit_frac", "prefix hits", "frac"),
+)
+ENGINE = (
+    Column("wall_output_tok_per_s", "tokens/s by wall clock", "num"),
+    Column("device_s", "device time (s)", "num"),
+    Column("mean_host_gap_s", "host gap a step (s)", "num"),
 )
 COUNTS = ("num_requests", "num_finished", "num_truncated", "num_rejected", "num_failed", "num_unfinished")
 
@@ -83,9 +88,10 @@ def results(stored: Stored, columns: Sequence[Column]) -> Table:
 
 
 def speed_columns(stored: Stored) -> tuple[Column, ...]:
-    """With prefix hits, if any run looked tokens up."""
+    """With prefix hits, if any run looked tokens up, and with what only real runs have."""
     name = PREFIX[0].name
-    return (*SPEED, *PREFIX) if name in stored.base and stored.base[name].fillna(0).gt(0).any() else SPEED
+    prefix = PREFIX if name in stored.base and stored.base[name].fillna(0).gt(0).any() else ()
+    return (*SPEED, *prefix, *(ENGINE if stored.is_measured else ()))
 
 
 def results_by_block_size(stored: Stored) -> Table:
@@ -147,13 +153,21 @@ def setup(stored: Stored) -> list[tuple[str, str]]:
         ("allocators", ", ".join(stored.allocators) or "none finished"),
         ("block sizes (tokens)", ", ".join(map(str, sizes)) or "–"),
         ("KV memory", _capacity(manifest, stored)),
-        ("averages over (simulated s)", f"{window[0]:g} to {window[1]:g}" if window else "each run's own window"),
+        (
+            f"averages over ({_clock(stored)} s)",
+            f"{window[0]:g} to {window[1]:g}" if window else "each run's own window",
+        ),
         ("device", str(manifest.get("device", "unknown"))),
+        *([("engine", engine_of(manifest))] if stored.is_measured else []),
         ("model of step times", step_model_of(manifest)),
-        *_coefficients(manifest),
+        *([] if stored.is_measured else _coefficients(manifest)),
         ("status", str(manifest.get("status", "unknown"))),
     ]
     return rows
+
+
+def _clock(stored: Stored) -> str:
+    return "measured" if stored.is_measured else "simulated"
 
 
 def _several_traces(manifest: dict[str, Any]) -> bool:
