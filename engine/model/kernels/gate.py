@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from engine.attention.kernels.device import multiprocessors
-from engine.model.kernels.inputs import check_dense, check_floats, launch_options, on_device
+from engine.model.kernels.inputs import check_dense, check_floats
+from engine.model.kernels.launching import launch_options, on_device
 
 THREAD_ELEMENTS = 8
 """Elements of each half for each thread: a vector of 16 bytes of a 2-byte type."""

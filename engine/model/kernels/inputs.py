@@ -1,34 +1,16 @@
-"""What the launchers ask of their arguments, at a price that a step of hundreds of launches can pay.
+"""What the launchers ask of their arguments, at a price that a step of hundreds of launches can pay. Without Triton.
 
 Attributes only, so nothing waits for the device; one comparison a tensor where all is well, words only where not.
 """
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 
 from engine.attention.checks import short, shown
-from engine.attention.kernels.device import launches_early
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Types of activations and weights."""
-_HERE: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-
-
-def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
-    """Launches go to the tensor's device; next to nothing where that is the current one."""
-    if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
-        return torch.cuda.device(tensor.device)
-    return _HERE
-
-
-def launch_options(num_warps: int, early: bool, tensor: torch.Tensor) -> dict[str, bool | int]:
-    """EARLY and what goes with it (programmatic dependent launch), where it is asked for and the device has it."""
-    if early and launches_early(tensor):
-        return {"EARLY": True, "num_warps": num_warps, "launch_pdl": True}
-    return {"EARLY": False, "num_warps": num_warps}
 
 
 def check_floats(what: str, tensor: torch.Tensor) -> None:

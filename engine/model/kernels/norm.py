@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.model.kernels.inputs import check_dense, check_floats, launch_options, on_device
+from engine.model.kernels.inputs import check_dense, check_floats
+from engine.model.kernels.launching import launch_options, on_device
 
 MAX_COLUMNS = 32_768
 """A row is one program's: 32 elements a thread at most."""

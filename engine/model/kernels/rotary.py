@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from engine.attention.checks import shown
-from engine.model.kernels.inputs import check_dense, check_floats, described, launch_options, on_device
+from engine.model.kernels.inputs import check_dense, check_floats, described
+from engine.model.kernels.launching import launch_options, on_device
 
 PROGRAM_ELEMENTS = 1_024
 """Elements of each half of the heads of a program."""
