@@ -23,28 +23,35 @@ def lookup(name_or_path: str | Path) -> ModelShape:
     not a model's configuration. Reads that one file; no network.
     """
     asked = str(name_or_path)
-    name = _names().get(asked.lower())
-    if name is not None:
-        return read_model_shape(_entries()[name], name)
+    name, config = entry(asked)
+    if config is not None:
+        return read_model_shape(config, name)
     path = Path(name_or_path)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise unknown_name("model (neither a name nor a config.json)", asked, _entries())
-    return _read_file(path)
-
-
-def _read_file(path: Path) -> ModelShape:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is not a config.json: its top level is not an object")
     name = path.parent.name if path.name == "config.json" else path.stem
     try:
-        return read_model_shape(config, name)
+        return read_model_shape(read_json(path), name)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+
+
+def entry(name_or_id: str) -> tuple[str, Mapping[str, Any] | None]:
+    """The catalogue's name and config of a name or a Hugging Face id, in any case; ("", None) if it has none."""
+    name = _names().get(name_or_id.lower(), "")
+    return name, _entries().get(name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file with one JSON object, as every file of a model's configuration is. ValueError for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
 
 
 @cache

@@ -6,8 +6,10 @@ weights. A model meets its KV only through `KVMemory`; nothing here knows a bloc
 
 from engine.model.architecture import Architecture, architecture_of
 from engine.model.decoder import Decoder, KVMemory
+from engine.model.load import LoadedModel, Provenance, load_model
 from engine.model.ops import Ops, TorchOps
 from engine.model.random_weights import random_weights
+from engine.model.tokenizer import Tokenizer
 from engine.model.weights import LayerWeights, Weights
 
 __all__ = [
@@ -15,9 +17,13 @@ __all__ = [
     "Decoder",
     "KVMemory",
     "LayerWeights",
+    "LoadedModel",
     "Ops",
+    "Provenance",
+    "Tokenizer",
     "TorchOps",
     "Weights",
     "architecture_of",
+    "load_model",
     "random_weights",
 ]
