@@ -1,0 +1,125 @@
+"""A step of nothing but decodes, over fixed buffers: prepared, run and sampled on the device, as one CUDA graph.
+
+From the device's own record of rows the step makes its inputs, and it leaves the sampled tokens there for the next one:
+between two steps of the same rows the host sends new block ids and nothing else. Graphs are captured by bucket of batch
+size; rows behind those in use have length 0 and slot -1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.attention.metadata import AttentionMetadata
+from engine.model.sampling import SamplingTensors
+from engine.worker.kernels.prepare import prepare_decode
+from engine.worker.sampler import sample_tokens
+
+if TYPE_CHECKING:
+    from engine.model.decoder import Decoder
+    from engine.worker.block_table import BlockTable
+    from engine.worker.staging import RowState
+
+
+def buckets(max_num_seqs: int) -> list[int]:
+    """Batch sizes of graphs: 1, 2, 4, multiples of 8 up to 64, of 16 up to 256, of 32 beyond, and the largest."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs + 32, 32)]
+    below = [size for size in sizes if size < max_num_seqs]
+    return [*below, max_num_seqs]
+
+
+class DecodeStep:
+    """Runs decode steps of one model over one KV memory."""
+
+    def __init__(
+        self, decoder: Decoder, table: BlockTable, state: RowState, *, max_model_len: int, graphs: bool
+    ) -> None:
+        """`graphs`: replay CUDA graphs; without, the same commands are issued one by one, on any device."""
+        self._decoder = decoder
+        self._table = table
+        self._state = state
+        self._max_model_len = max_model_len
+        rows = table.gpu.shape[0]
+        device = table.device
+        self._ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._slots = torch.full((rows,), -1, dtype=torch.int64, device=device)
+        self._lens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        gpu = state.gpu
+        self._sampling = SamplingTensors(gpu["temperature"], gpu["seeds"], gpu["top_k"], gpu["top_p"])
+        self.buckets = buckets(rows)
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] | None = {} if graphs else None
+        self._logits: dict[tuple[int, bool], torch.Tensor] = {}
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured so far."""
+        return len(self._graphs or ())
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are replayed as CUDA graphs."""
+        return self._graphs is not None
+
+    def bucket(self, num_rows: int) -> int:
+        """The smallest batch size that holds so many rows."""
+        return next(size for size in self.buckets if size >= num_rows)
+
+    def capture_all(self) -> None:
+        """Captures the graphs of every bucket, largest first, so that they share one pool of memory."""
+        for size in reversed(self.buckets):
+            self._capture(size, filtered=False)
+
+    def run(self, num_rows: int, *, filtered: bool = False) -> torch.Tensor:
+        """One step of the first `num_rows` rows; logits [num_rows, V], good until the next step.
+
+        The sampled tokens are in the record's `last_tokens`. `filtered`: some row has top-k or top-p.
+        """
+        key = self.bucket(num_rows), filtered
+        if self._graphs is None:
+            return self._issue(*key)[:num_rows]
+        if key not in self._graphs:
+            self._capture(*key)
+        self._graphs[key].replay()
+        return self._logits[key][:num_rows]
+
+    def _capture(self, size: int, filtered: bool) -> None:
+        assert self._graphs is not None
+        # Once without capture: compiles kernels, lets cuBLAS take its workspace. No row is in use, nothing is written.
+        # The record keeps what it has: a capture runs nothing, and the warm-up writes behind the rows in use only.
+        rows = self._state.gpu["num_rows"]
+        kept, tokens = rows.clone(), self._state.gpu["last_tokens"].clone()
+        rows.zero_()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._issue(size, filtered)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._logits[size, filtered] = self._issue(size, filtered)
+        rows.copy_(kept)
+        self._state.gpu["last_tokens"].copy_(tokens)
+        self._graphs[size, filtered] = graph
+
+    def _issue(self, size: int, filtered: bool) -> torch.Tensor:
+        """The step's commands, for `size` rows."""
+        ids, positions, slots, lens = (x[:size] for x in (self._ids, self._positions, self._slots, self._lens))
+        state, table = self._state.gpu, self._table
+        last_tokens = state["last_tokens"]
+        prepare_decode(
+            last_tokens, state["seq_lens"], table.gpu, state["num_rows"][:1], ids, positions, slots, lens,
+            table.block_size,
+        )  # fmt: skip
+        # New metadata each time: what attention plans for the step is planned inside the graph, not kept from before.
+        step = AttentionMetadata(
+            self._starts[: size + 1], lens, 1, self._max_model_len, table.gpu[:size], slots, num_decodes=size
+        )
+        hidden = self._decoder.forward(ids, positions, slots, step)
+        logits = self._decoder.logits(hidden)
+        sample_tokens(logits, self._sampling.rows(size), positions, last_tokens[:size], filtered=filtered)
+        return logits

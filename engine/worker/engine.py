@@ -1,0 +1,259 @@
+"""The engine: a model's weights on a device, and executors over the allocators that it is given, one at a time."""
+
+from __future__ import annotations
+
+import gc
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.attention.backend import AttentionBackend
+from engine.attention.layouts import KVLayout
+from engine.attention.registry import get_backend
+from engine.core import catalogue
+from engine.core.suggestion import unknown_name
+from engine.model.decoder import Decoder
+from engine.model.load import load_model
+from engine.model.ops import Ops, TorchOps
+from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget
+from engine.worker.executor import Limits, ModelExecutor, RowSampling
+from engine.worker.kv_memory import Kernel, KVMemory
+from engine.worker.warm_up import warm_up as run_warm_up
+
+if TYPE_CHECKING:
+    from engine.core.allocator import KVAllocator
+    from engine.core.request import Request
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class DeviceUnavailable(RuntimeError):  # noqa: N818
+    """The device that was asked for is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is made from; nothing here depends on an allocator."""
+
+    model: str
+    """Catalogue name (random weights), Hugging Face folder, or .gguf file."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    dtype: str = "auto"
+    """float32, float16 or bfloat16; auto: float32 on a CPU, the model's own on a GPU."""
+    attention: str = "auto"
+    """An attention backend that keeps K and V; auto: `reference` on a CPU, `triton` on a GPU."""
+    layout: str | None = None
+    """KV layout by name (kv-first, block-first, interleaved); None: the backend's own."""
+    weights_seed: int | None = None
+    """Of random weights, whatever the model; None: its own weights, or seed 0 for a catalogue name, which has none."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    """None: the model's."""
+    graphs: bool = True
+    """Decode steps as CUDA graphs, on a GPU."""
+    kv_limit_bytes: int | None = None
+    """The most that K and V may take; None: what is free on the device."""
+
+
+class Engine:
+    """Weights and their device. It holds the memory of one executor: making another drops the one before."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Loads the weights. DeviceUnavailable without the device; EngineError or ValueError for what cannot be."""
+        self.config = config
+        self.device = device_of(config.device)
+        self.backend = backend_of(config, self.device)
+        self.layout = layout_of(config.layout, self.backend)
+        dtype = None if config.dtype == "auto" else _dtype_of(config.dtype)
+        if dtype is None and self.device.type == "cpu":
+            dtype = torch.float32
+        seed = config.weights_seed
+        if seed is None and catalogue.entry(config.model)[1] is not None:
+            seed = 0
+        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed)
+        self.architecture = self.model.architecture
+        self.dtype: torch.dtype = self.model.weights.embedding.dtype
+        self.limits = self._limits()
+        self.executor_in_use: ModelExecutor | None = None
+
+    def _limits(self) -> Limits:
+        config, own = self.config, self.architecture.max_model_len
+        longest = config.max_model_len or own
+        if longest > own:
+            raise EngineError(f"max_model_len: {config.model} takes at most {own} tokens, got {longest}")
+        return Limits(config.max_num_seqs, config.max_num_batched_tokens, longest)
+
+    # KV memory ----------------------------------------------------------------------------------------------------
+
+    def block_bytes(self, block_size: int) -> int:
+        """K and V of one block, all layers."""
+        shape = self.architecture
+        element = torch.finfo(self.dtype).bits // 8
+        return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_size * element
+
+    def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
+        """How much is left for KV, measured: the largest batch is run and the graphs are captured over a tiny pool.
+
+        EngineError if not one block is.
+        """
+        self.release()
+        executor = self._assemble(_TinyPool(block_size), "paged")
+        if self.device.type == "cuda":
+            run_warm_up(executor, self.limits)
+        return kv_budget(self.device, self.block_bytes(block_size), utilization, self.config.kv_limit_bytes)
+
+    def release(self) -> None:
+        """Lets go of the executor in use and its KV memory."""
+        self.executor_in_use = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def executor(
+        self,
+        allocator: KVAllocator,
+        *,
+        kernel: Kernel = "paged",
+        warm_up: bool = True,
+        sampling: Callable[[Request], RowSampling] | None = None,
+        stops: Callable[[Request, Sequence[int]], bool] | None = None,
+        watch: Callable[[list[Request], torch.Tensor], None] | None = None,
+    ) -> ModelExecutor:
+        """An executor over this allocator's blocks; see `ModelExecutor` for the callables.
+
+        `kernel="contiguous"`: attention reads from a sequence's first block on, for allocators whose blocks are
+        adjacent. `warm_up`: compiles and captures before the first step (on a GPU). EngineError, before anything is
+        allocated, for a pool that does not fit or a block size that the attention backend does not take.
+        """
+        if kernel == "contiguous" and not getattr(allocator, "contiguous", False):
+            raise EngineError("kernel contiguous: this allocator's blocks are not adjacent: use the paged kernel")
+        size = allocator.block_size
+        self.backend.check_block_size(size)
+        self.release()
+        check_fits(self.device, allocator.num_blocks, self.block_bytes(size), self.config.kv_limit_bytes)
+        made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, watch=watch)
+        if warm_up and self.device.type == "cuda":
+            run_warm_up(made, self.limits)
+        self.executor_in_use = made
+        return made
+
+    def _assemble(self, allocator: Any, kernel: Kernel, **options: Any) -> ModelExecutor:
+        shape = self.architecture
+        kv = KVMemory(
+            self.backend,
+            [shape.layer_config(layer) for layer in range(shape.num_layers)],
+            num_blocks=allocator.num_blocks,
+            block_size=allocator.block_size,
+            dtype=self.dtype,
+            device=self.device,
+            layout=self.layout,
+            kernel=kernel,
+        )
+        tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
+        decoder = Decoder(
+            shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
+        )
+        graphs = self.config.graphs and self.device.type == "cuda"
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, **options)
+
+    def _ops(self) -> Ops:
+        if self.backend.get_name() != "triton":
+            return TorchOps()
+        from engine.model.kernels.triton_ops import TritonOps
+
+        return TritonOps()
+
+    # for the record -----------------------------------------------------------------------------------------------
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What a measurement was made with."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else platform.processor()
+        return {
+            "device": name or platform.machine(),
+            "device_type": self.device.type,
+            "driver": _driver() if self.device.type == "cuda" else None,
+            "torch": torch.__version__,
+            "triton": _version("triton"),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "attention": self.backend.get_name(),
+            "layout": self.layout.value,
+            "graphs": self.config.graphs and self.device.type == "cuda",
+            "max_num_seqs": self.limits.max_num_seqs,
+            "max_num_batched_tokens": self.limits.max_num_batched_tokens,
+            "max_model_len": self.limits.max_model_len,
+            "weights": asdict(self.model.provenance),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _TinyPool:
+    """Stands for an allocator where only buffers are measured."""
+
+    block_size: int
+    num_blocks: int = 2
+    growth_tokens: int = 0
+
+
+def device_of(name: str) -> torch.device:
+    """The device; DeviceUnavailable if it is not there, ValueError if nothing is called so."""
+    if name not in ("cpu", "cuda"):
+        raise unknown_name("device", name, ("cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceUnavailable(
+            "no CUDA device: torch sees none on this machine; use the cpu backend, or run where nvidia-smi shows a GPU "
+            "and a CUDA build of torch is installed"
+        )
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def backend_of(config: EngineConfig, device: torch.device) -> type[AttentionBackend]:
+    """The attention backend of a configuration; EngineError for one that cannot serve a decoder with K and V."""
+    name = config.attention
+    backend = get_backend(("triton" if device.type == "cuda" else "reference") if name == "auto" else name)
+    if why := backend.unavailable_because():
+        raise EngineError(f"attention backend {backend.get_name()}: {why}")
+    from engine.attention.metadata import AttentionMetadata
+
+    if backend.get_metadata_cls() is not AttentionMetadata:
+        raise EngineError(f"attention backend {backend.get_name()}: the engine has no metadata for it: use reference")
+    return backend
+
+
+def layout_of(name: str | None, backend: type[AttentionBackend]) -> KVLayout:
+    """The layout of that name, or the backend's own; errors as `AttentionBackend.pick_layout`."""
+    if name is None:
+        return backend.pick_layout()
+    known = {layout.name.lower().replace("_", "-"): layout for layout in KVLayout}
+    if name not in known:
+        raise unknown_name("KV layout", name, known)
+    return backend.pick_layout(known[name])
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise unknown_name("dtype", name, ("auto", *DTYPES))
+    return DTYPES[name]
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    from pathlib import Path
+
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split("Kernel Module")[1].split()[0]
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,275 @@
+"""The executor that computes: a real model, real K and V, on a CPU or a GPU, one step at a time.
+
+Behind the same protocol as the simulator's executors: it is handed batches and never calls the scheduler. Block ids are
+the allocator's; ids start at 1, block 0 is the null block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from engine.core.batch import StepResult
+from engine.worker.block_table import BlockTable
+from engine.worker.decode_step import DecodeStep
+from engine.worker.mixed_step import MixedInputs, MixedStep
+from engine.worker.rows import BatchRows
+from engine.worker.staging import RowState
+from engine.worker.step_clock import PS_PER_NS, DeviceClock, HostClock, StepTime
+from engine.worker.tokens import RequestTokens
+
+if TYPE_CHECKING:
+    from engine.core.allocator import KVAllocator
+    from engine.core.batch import Batch, Chunk
+    from engine.core.decode_set import DecodeSet
+    from engine.core.request import Request
+    from engine.model.decoder import Decoder
+    from engine.worker.kv_memory import KVMemory
+
+
+class Limits(NamedTuple):
+    """What buffers are made for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class RowSampling(NamedTuple):
+    """How one request samples; temperature 0: the likeliest token."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    top_k: int = 0
+    """0: all tokens."""
+    top_p: float = 1.0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0)
+
+
+GREEDY = RowSampling()
+
+
+class ModelExecutor:
+    """Runs each batch through a model. A request stops at its forced length (`num_stop_tokens`), or by `stops`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVMemory,
+        allocator: KVAllocator,
+        limits: Limits,
+        *,
+        graphs: bool = False,
+        sampling: Callable[[Request], RowSampling] | None = None,
+        stops: Callable[[Request, Sequence[int]], bool] | None = None,
+        watch: Callable[[list[Request], torch.Tensor], None] | None = None,
+    ) -> None:
+        """`sampling` is asked once a request; None: greedy. `stops` is asked with a request's outputs after every
+        sampled token. `watch` is
+        given each step's logits [N, V] with the requests that they belong to, for tests."""
+        device = kv.caches[0].device
+        size = allocator.block_size
+        width = -(-limits.max_model_len // size)
+        self.kv = kv
+        self.decoder = decoder
+        self.table = BlockTable(limits.max_num_seqs, width, size, device)
+        self.rows = BatchRows(self.table)
+        self.state = RowState(limits.max_num_seqs, device)
+        self.decode = DecodeStep(decoder, self.table, self.state, max_model_len=limits.max_model_len, graphs=graphs)
+        self._mixed = MixedStep(
+            decoder,
+            self.table,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+        )
+        self._allocator = allocator
+        self._vocab_size = decoder.architecture.vocab_size
+        self._asks = sampling
+        self._stops = stops
+        self._watch = watch
+        self._clock: HostClock | DeviceClock = DeviceClock() if device.type == "cuda" else HostClock()
+        self._read = torch.zeros(limits.max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._tokens: dict[Request, RequestTokens] = {}
+        self._sampling: dict[Request, RowSampling] = {}
+        self._fresh = False
+        """Whether the device's record of rows is the host's."""
+        self.steps: list[StepTime] = []
+        self.outputs: dict[object, list[int]] = {}
+        """Output tokens of the requests that finished, by request id."""
+
+    # the protocol -------------------------------------------------------------------------------------------------
+
+    def horizon(self, decodes: DecodeSet, until: int | None, end: int | None) -> int:
+        """A step at a time: every token is computed."""
+        return 1
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> StepResult:
+        """Runs one step and waits for it; its duration is measured (see `StepTime`)."""
+        began = time.perf_counter_ns()
+        self._arrange(batch)
+        self._clock.start()
+        if batch.copies:
+            self.kv.copy_blocks(batch.copies)
+        self.table.commit(self.rows.num_decodes + len(batch.chunks))
+        sampling, tokens, graph = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
+        count = len(sampling)
+        if count:
+            self._read[:count].copy_(tokens[:count], non_blocking=True)
+        self._clock.launched()
+        host = (time.perf_counter_ns() - began) * PS_PER_NS
+        duration, device = self._clock.wait()
+        new_tokens = batch.num_new_tokens - self.rows.num_decodes
+        self.steps.append(StepTime(duration, device, host, self.rows.num_decodes, new_tokens, graph))
+        stopped = self._book(batch, sampling)
+        if not self.rows.requests and not batch.num_waiting:
+            self._clock.rest()
+        return StepResult(1, duration, stopped, duration)
+
+    # rows ---------------------------------------------------------------------------------------------------------
+
+    def _arrange(self, batch: Batch) -> None:
+        """Rows and block tables as the scheduler has decided them."""
+        rows, table_of = self.rows, self._table_of
+        for request, _ in batch.preempted:
+            if request in rows.row_of:
+                rows.leave(request)
+        for request, _, _ in batch.admitted:
+            rows.join(request, table_of(request))
+            self._open(request)
+        if rows.num_decodes != len(batch.decodes.members):
+            for request in rows.decodes():
+                if request.decoding is None:  # the step's budget did not reach it, or it owes more than a token
+                    rows.demote(request)
+        for grant in batch.grants:
+            for request in grant.moved:
+                if request in rows.row_of:
+                    self.table.add_row(rows.row_of[request], table_of(request))
+        self._grow(batch)
+        rows.bring_forward(chunk.request for chunk in batch.chunks)
+        if rows.changed:
+            self._fresh = rows.changed = False
+
+    def _table_of(self, request: Request) -> list[int]:
+        """The blocks that the model can need: a reservation may be larger than any sequence."""
+        return list(self._allocator.block_table(request)[: self.table.max_blocks])
+
+    def _grow(self, batch: Batch) -> None:
+        """New blocks of those that run, at the ends of their rows."""
+        growth = self._allocator.growth_tokens
+        if growth is None:
+            grown = self.rows.decodes()
+        elif growth:
+            grown = batch.decodes.buckets[(batch.clock - 1) % growth]
+        else:
+            grown = []
+        row_of, num_blocks = self.rows.row_of, self.table.num_blocks
+        single: list[tuple[int, int]] = []
+        for request in (*grown, *(chunk.request for chunk in batch.chunks)):
+            row, blocks = row_of[request], self._allocator.block_table(request)
+            held = num_blocks[row]
+            missing = min(len(blocks), self.table.max_blocks) - held
+            if missing == 1:
+                single.append((row, blocks[held]))
+            elif missing > 0:
+                self.table.append_row(row, list(blocks[held : held + missing]))
+        if single:
+            self.table.append_one_each(*zip(*single, strict=True))
+
+    def _open(self, request: Request) -> None:
+        """The request's tokens, from its first admission to its end."""
+        if request not in self._tokens:
+            self._tokens[request] = RequestTokens(request, self._vocab_size)
+            if self._asks is not None:
+                self._sampling[request] = self._asks(request)
+
+    # steps --------------------------------------------------------------------------------------------------------
+
+    def _decode(self, batch: Batch) -> tuple[list[Request], torch.Tensor, bool]:
+        """All rows decode: who samples, the tokens on the device, whether a graph was replayed."""
+        requests = self.rows.decodes()
+        filtered = self._filtered(requests)
+        if not self._fresh:
+            self._record(requests, batch.clock)
+        logits = self.decode.run(len(requests), filtered=filtered)
+        if self._watch is not None:
+            self._watch(requests, logits)
+        return requests, self.state.gpu["last_tokens"], self.decode.num_graphs > 0
+
+    def _record(self, requests: list[Request], clock: int) -> None:
+        """Tells the device each row's last token and length."""
+        cpu, count = self.state.cpu, len(requests)
+        cpu["num_rows"][0] = count
+        cpu["last_tokens"][:count] = [self._tokens[request].outputs[-1] for request in requests]
+        cpu["seq_lens"][:count] = [request.base + clock - 1 for request in requests]
+        if self._sampling:
+            for name, values in zip(("temperature", "seeds", "top_k", "top_p"), self._rows_of(requests), strict=True):
+                cpu[name][:count] = values
+        self.state.upload()
+        self._fresh = True
+
+    def _run_mixed(self, batch: Batch) -> tuple[list[Request], torch.Tensor, bool]:
+        """Decodes and chunks, or chunks alone."""
+        decodes, chunks = self.rows.decodes(), batch.chunks
+        clock, tokens = batch.clock, self._tokens
+        count = len(decodes)
+        parts = [np.array([tokens[r].outputs[-1] for r in decodes], np.int64)]
+        ends = [chunk.num_context_tokens + chunk.num_new_tokens for chunk in chunks]
+        parts += [tokens[c.request].between(c.num_context_tokens, end) for c, end in zip(chunks, ends, strict=True)]
+        lens = [r.base + clock for r in decodes] + ends
+        complete = [index for index, chunk in enumerate(chunks) if chunk.completes]
+        sampling = [*decodes, *(chunks[index].request for index in complete)]
+        inputs = MixedInputs(
+            tokens=np.concatenate(parts),
+            query_lens=np.array([1] * count + [chunk.num_new_tokens for chunk in chunks], np.int64),
+            seq_lens=np.array(lens, np.int64),
+            num_decodes=count,
+            sampled_rows=np.array([*range(count), *(count + index for index in complete)], np.int64),
+            sampling=self._rows_of(sampling) if self._sampling else (),
+            filtered=self._filtered(sampling),
+        )
+        out, logits = self._mixed.run(inputs)
+        self._fresh = False  # lengths went on without the device's record
+        if self._watch is not None and sampling:
+            self._watch(sampling, logits)
+        return sampling, out, False
+
+    def _filtered(self, requests: list[Request]) -> bool:
+        return bool(self._sampling) and any(self._sampling[request].filtered for request in requests)
+
+    def _rows_of(self, requests: list[Request]) -> list[np.ndarray[tuple[int], np.dtype[np.generic]]]:
+        rows = [self._sampling[request] for request in requests]
+        types = (np.float32, np.int64, np.int32, np.float32)
+        return [np.array([row[i] for row in rows], dtype) for i, dtype in enumerate(types)]
+
+    # after the step -----------------------------------------------------------------------------------------------
+
+    def _book(self, batch: Batch, sampling: list[Request]) -> list[Request]:
+        """Keeps the sampled tokens; who stops, and who decodes from now on."""
+        stopped = []
+        tokens, stops = self._tokens, self._stops
+        for request, token in zip(sampling, self._read[: len(sampling)].tolist(), strict=True):
+            own = tokens[request]
+            if own.append(token) != token:
+                self._fresh = False  # forced: the device must go on from another token
+            if len(own.outputs) >= request.num_stop_tokens or (stops is not None and stops(request, own.outputs)):
+                stopped.append(request)
+        self._promote(batch.chunks)
+        for request in stopped:
+            self.rows.leave(request)
+            self.outputs[request.request_id] = tokens.pop(request).outputs
+            self._sampling.pop(request, None)
+        return stopped
+
+    def _promote(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            if chunk.completes:
+                self.rows.promote(chunk.request)

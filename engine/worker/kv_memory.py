@@ -1,0 +1,138 @@
+"""The KV tensors of all layers, allocated once, and how attention reads them: by block table, or from one address.
+
+`kernel="contiguous"` is the twin of the paged kernels for allocators whose blocks are adjacent: it reads a sequence's
+keys from its first block on and never looks into the table, as systems before paging did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from engine.attention.backend import AttentionBackend, LayerConfig
+from engine.attention.layer import allocate_kv_caches
+from engine.attention.layouts import KVLayout
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.triton_backend import TritonBackend
+
+Kernel = Literal["paged", "contiguous"]
+
+
+class KVMemory:
+    """K and V of every layer, in the backend's layout."""
+
+    def __init__(
+        self,
+        backend: type[AttentionBackend],
+        layers: Sequence[LayerConfig],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        layout: KVLayout | None = None,
+        kernel: Kernel = "paged",
+    ) -> None:
+        """`num_blocks` counts the null block 0. AttentionInputError if the backend cannot do what a layer asks."""
+        self.backend = backend
+        self.layout = backend.pick_layout(layout)
+        self.kernel = kernel
+        self.block_size = block_size
+        for config in layers:
+            backend.check_layer(config, block_size, dtype)
+        self.caches = allocate_kv_caches(
+            backend,
+            layers[0],
+            num_layers=len(layers),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            layout=self.layout,
+        )
+        self._views = [self.layout.split(cache) for cache in self.caches]
+        if kernel == "contiguous" and self.layout is KVLayout.BLOCK_FIRST:
+            raise ValueError(
+                f"kernel contiguous: a block's K and V lie side by side in layout {self.layout.value}, so the keys "
+                f"of adjacent blocks are not adjacent: use {KVLayout.KV_FIRST.value} or {KVLayout.INTERLEAVED.value}"
+            )
+        self._impls = [backend.get_impl_cls()(config, self.layout) for config in layers]
+        self._layers = list(layers)
+
+    def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [NB, BS, KH, D] of a layer, to be written by slot."""
+        return self._views[layer]
+
+    def attend(self, layer: int, q: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
+        """Attention of q [T, H, D] over what is written, into out [T, H, D]."""
+        if self.kernel == "paged":
+            self._impls[layer].attend(q, self.caches[layer], metadata, out)
+        elif self.backend is TritonBackend:
+            contiguous_attention(self._layers[layer], q, *self._views[layer], metadata, out)
+        else:
+            self._impls[layer].attend(q, self.caches[layer], without_table(metadata), out)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks (source, target) in every layer; all sources are read before any target is written."""
+        device = self.caches[0].device
+        self.backend.copy_blocks(self.caches, torch.tensor(pairs, dtype=torch.int64).to(device), self.layout)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all layers."""
+        return sum(cache.numel() * cache.element_size() for cache in self.caches)
+
+    @property
+    def data_ptrs(self) -> list[int]:
+        """Address of every layer's cache: they never change."""
+        return [cache.data_ptr() for cache in self.caches]
+
+
+def without_table(step: AttentionMetadata) -> AttentionMetadata:
+    """The same step as a backend without a contiguous kernel can read it: tables that follow from their first entry."""
+    if "adjacent" not in step.plans:
+        order = torch.arange(step.block_table.shape[1], dtype=torch.int32, device=step.block_table.device)
+        table = step.block_table[:, :1] + order
+        step.plans["adjacent"] = dataclasses.replace(step, block_table=table)
+    adjacent: AttentionMetadata = step.plans["adjacent"]
+    return adjacent
+
+
+def contiguous_attention(
+    config: LayerConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionMetadata, out: torch.Tensor
+) -> None:
+    """The contiguous twin over caches k, v [NB, BS, KH, D] whose blocks follow each other in memory.
+
+    Only the first entry of a row of the block table is read.
+    """
+    from engine.attention.kernels import launch, launch_decode, tuning
+
+    block_size = k.shape[1]
+    k, v = k.flatten(0, 1), v.flatten(0, 1)
+    starts = step.plans.get("starts")
+    if starts is None:
+        starts = step.plans["starts"] = step.block_table[:, 0].long() * block_size
+    shared: dict[str, Any] = {
+        "scale": config.scale,
+        "max_seq_len": step.max_seq_len,
+        "window": config.window,
+        "soft_cap": config.soft_cap,
+    }
+    n = step.num_decodes
+    if n:
+        shape = launch_decode.shape_of(q[:n], config.num_kv_heads, step.max_seq_len, 0)
+        key = shape, config.window
+        if key not in step.plans:
+            rule = tuning.decode_contiguous_config(shape)
+            step.plans[key] = launch.plan_decode(step.seq_lens[:n], shape, rule, window=config.window)
+        launch.decode_contiguous(
+            q[:n], k, v, starts[:n], step.seq_lens[:n], out=out[:n], plan=step.plans[key], **shared
+        )
+    if step.num_prefills:
+        launch.prefill_contiguous(
+            q, k, v, starts[n:], step.query_start_loc[n:], step.seq_lens[n:], max_query_len=step.max_query_len, out=out,
+            **shared,
+        )  # fmt: skip

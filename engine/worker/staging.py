@@ -1,0 +1,99 @@
+"""From the host to the device in one copy: arrays packed into a pinned buffer, and the record of the batch's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+ALIGNMENT = 16
+"""Bytes: what vector loads and TMA want."""
+Array = npt.NDArray[Any]
+_TORCH = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+def _up(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class Mirror:
+    """Bytes on the host, pinned where the device is another, and as many on the device."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        elsewhere = device.type == "cuda"
+        self.host = torch.zeros(_up(num_bytes), dtype=torch.uint8, pin_memory=elsewhere)
+        self.device = torch.zeros_like(self.host, device=device, pin_memory=False) if elsewhere else self.host
+
+    def upload(self, num_bytes: int) -> None:
+        """Sends the first bytes; asynchronous: the host side must stay as it is until the copy is done."""
+        if self.device is not self.host:
+            self.device[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
+
+    def views(self, start: int, count: int, dtype: np.dtype[Any]) -> tuple[Array, torch.Tensor]:
+        """`count` elements from byte `start` on: of the host as an array, of the device as a tensor."""
+        stop = start + count * dtype.itemsize
+        return self.host[start:stop].numpy().view(dtype), self.device[start:stop].view(_TORCH[dtype])
+
+
+class StagingBuffer:
+    """Packs a step's inputs, so that they travel together."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._bytes = Mirror(num_bytes, device)
+
+    def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        """The arrays (int32, int64 or float32) on the device, as views of one buffer: good until the next call.
+
+        ValueError where they do not fit.
+        """
+        stop = sum(_up(array.nbytes) for array in arrays)
+        if stop > len(self._bytes.host):
+            raise ValueError(f"{stop} bytes of step inputs do not fit a staging buffer of {len(self._bytes.host)}")
+        sent, start = [], 0
+        for array in arrays:
+            here, there = self._bytes.views(start, array.size, array.dtype)
+            here[:] = array.reshape(-1)
+            sent.append(there.view(array.shape))
+            start += _up(array.nbytes)
+        self._bytes.upload(stop)
+        return sent
+
+
+class RowState:
+    """What the device knows of each row beyond its block table: a record on both sides, sent as a whole.
+
+    Decode steps go on from it by themselves; the host sends it again only when rows have changed.
+    """
+
+    FIELDS = (
+        ("num_rows", np.int32),
+        ("last_tokens", np.int32),
+        ("seq_lens", np.int32),
+        ("seeds", np.int64),
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+    )
+
+    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+        sizes = [_up(max_num_reqs * np.dtype(dtype).itemsize) for _, dtype in self.FIELDS]
+        self._bytes = Mirror(sum(sizes), device)
+        self.cpu: dict[str, Array] = {}
+        """By field, [max_num_reqs]; `num_rows` in its first entry."""
+        self.gpu: dict[str, torch.Tensor] = {}
+        start = 0
+        for (name, dtype), size in zip(self.FIELDS, sizes, strict=True):
+            self.cpu[name], self.gpu[name] = self._bytes.views(start, max_num_reqs, np.dtype(dtype))
+            start += size
+        self.cpu["top_p"][:] = 1.0
+
+    def upload(self) -> None:
+        """Sends all fields; the caller waits for the step before it changes them again."""
+        self._bytes.upload(len(self._bytes.host))

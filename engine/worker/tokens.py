@@ -1,0 +1,95 @@
+"""Token ids of the requests: given, or derived from what a trace says of their content, and the sampled ones.
+
+A trace tells lengths and perhaps which blocks are equal, but no tokens. Requests with equal content get equal tokens,
+all others differ, and the same request has the same tokens in every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.content import TokenContent
+
+if TYPE_CHECKING:
+    from engine.core.request import Request
+
+Int64s = npt.NDArray[np.int64]
+CONTENT_BLOCK = 16
+"""Tokens that are derived from one content key."""
+
+
+class RequestTokens:
+    """One request's tokens: the prompt and what was sampled, known up to the last one."""
+
+    __slots__ = ("content", "outputs", "prompt")
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        """ValueError where the content knows fewer tokens than the prompt has, or ids outside the vocabulary."""
+        content = request.content
+        self.content = content if isinstance(content, TokenContent) else None
+        self.prompt = given_tokens(request, vocab_size) if self.content else derived_tokens(request, vocab_size)
+        self.outputs: list[int] = []
+
+    def between(self, start: int, stop: int) -> Int64s:
+        """Tokens at positions start to stop - 1."""
+        count = len(self.prompt)
+        if stop <= count:
+            return self.prompt[start:stop]
+        outputs = np.array(self.outputs[max(start - count, 0) : stop - count], np.int64)
+        return outputs if start >= count else np.concatenate((self.prompt[start:], outputs))
+
+    def append(self, token: int) -> int:
+        """The token that follows: the sampled one, which prefix caching hashes with the rest, unless the content names
+        another (teacher forcing: a recorded conversation)."""
+        content = self.content
+        if content is not None:
+            known = len(self.prompt) + len(self.outputs)
+            if known < len(content.tokens):
+                token = content.tokens[known]
+            else:
+                content.tokens.append(token)
+        self.outputs.append(token)
+        return token
+
+
+def given_tokens(request: Request, vocab_size: int) -> Int64s:
+    """The prompt's token ids [num_prompt_tokens], as given; ValueError for too few or impossible ones."""
+    content, count = request.content, request.num_prompt_tokens
+    assert isinstance(content, TokenContent)
+    tokens = np.array(content.tokens[:count], np.int64)
+    if len(tokens) < count:
+        raise ValueError(f"request {request.request_id!r}: {len(tokens)} tokens are given for a prompt of {count}")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        bad = int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
+        raise ValueError(
+            f"request {request.request_id!r}: token {tokens[bad]} at position {bad} is outside a vocabulary of "
+            f"{vocab_size}"
+        )
+    return tokens
+
+
+def derived_tokens(request: Request, vocab_size: int) -> Int64s:
+    """Prompt tokens [num_prompt_tokens] by content: equal where the content is, different by request elsewhere."""
+    count, content = request.num_prompt_tokens, request.content
+    if not content.shares_prompt:
+        return _drawn(f"request {request.request_id!r}", count, vocab_size)
+    keys = content.keys(0, -(-count // CONTENT_BLOCK), CONTENT_BLOCK)
+    parts = [
+        # A positive key is private: its number differs from run to run, the request's name does not.
+        _drawn(
+            f"request {request.request_id!r} block {index}" if isinstance(key, int) and key >= 0 else repr(key),
+            CONTENT_BLOCK,
+            vocab_size,
+        )
+        for index, key in enumerate(keys)
+    ]
+    return np.concatenate(parts)[:count]
+
+
+def _drawn(name: str, count: int, vocab_size: int) -> Int64s:
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return np.random.Generator(np.random.Philox(key=seed)).integers(0, vocab_size, count)
