@@ -1,0 +1,122 @@
+"""Fused sampling in Triton's interpreter: the specification's tokens, from the same random bits."""
+
+import pytest
+import torch
+
+from engine.model.kernels import sample as kernels
+from engine.model.kernels.sample import TILE, cut, sample_fused, sample_workspace
+from engine.model.sampling import mask_filtered, sample, uniforms
+from tests.engine.model.kernels.drawn import drawn_by_triton
+from tests.engine.model.sampled import params
+
+TEMPERATURES = [0.0, 1.0, 0.3, 5.0, 1e-5, 0.0]
+SEEDS = [0, 1, -3, 2**62, -(2**63), 2**63 - 1]
+POSITIONS = torch.tensor([0, 1, 77, 8191, 131_071, 2**31])
+
+
+def logits_of(num_seqs, vocab_size, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(num_seqs, vocab_size, generator=generator) * 3).to(dtype)
+
+
+def test_the_specification_draws_the_bits_that_triton_draws():
+    four, one = drawn_by_triton(torch.tensor(SEEDS), POSITIONS, 37)
+    specified = uniforms(torch.tensor(SEEDS), POSITIONS, 4 * 37)
+    assert torch.equal(four.view(torch.int32), specified.view(torch.int32))
+    assert torch.equal(one.view(torch.int32), specified[:, ::4].contiguous().view(torch.int32))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize(
+    "vocab_size,dtype,tile", [(1, "float32", 64), (5, "float16", 64), (257, "bfloat16", 64), (1000, "float32", 256)]
+)
+def test_tokens_are_the_specified_ones_however_a_row_is_cut(monkeypatch, vocab_size, dtype, tile, parts):
+    monkeypatch.setattr(kernels, "TILE", tile)
+    monkeypatch.setattr(kernels, "PROGRAMS_PER_SM", len(POSITIONS))
+    monkeypatch.setattr(kernels, "multiprocessors", lambda device: parts)
+    logits, rows = logits_of(6, vocab_size, getattr(torch, dtype)), params(TEMPERATURES, SEEDS)
+    assert sample_fused(logits, rows, POSITIONS).tolist() == sample(logits, rows, POSITIONS).tolist()
+
+
+def test_a_row_alone_gives_the_token_that_it_gives_in_a_batch():
+    logits, rows = logits_of(3, TILE + 77, torch.bfloat16), params([0.0, 1.0, 0.6])
+    together = sample_fused(logits, rows, POSITIONS[:3])
+    for row in range(3):
+        alone = params(rows.temperature[row : row + 1], rows.seeds[row : row + 1])
+        assert sample_fused(logits[row : row + 1], alone, POSITIONS[row : row + 1]) == together[row]
+
+
+def test_tokens_go_to_their_place_and_the_workspace_is_the_callers():
+    logits, rows = logits_of(2, 600, torch.float32), params([0.0, 1.0])
+    tokens = torch.full((5,), -7, dtype=torch.int32)
+    floats = sample_workspace(2, 600, logits.device)
+    workspace = torch.full((floats + 3,), torch.nan)
+    assert sample_fused(logits, rows, POSITIONS[:2], tokens[1:3], workspace=workspace).tolist() == tokens[1:3].tolist()
+    assert tokens[1:3].tolist() == sample(logits, rows, POSITIONS[:2]).tolist()
+    assert tokens[[0, 3, 4]].tolist() == [-7, -7, -7]
+    assert workspace[floats:].isnan().all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_no_number_is_never_picked_and_a_row_without_any_gives_token_zero(monkeypatch, temperature):
+    monkeypatch.setattr(kernels, "TILE", 16)
+    nan, inf = torch.nan, torch.inf
+    logits = torch.full((6, 40), nan)
+    logits[0, 33] = 2.0
+    logits[2] = -inf
+    logits[3, ::2] = -inf
+    logits[4, [20, 39]] = inf
+    logits[4, 3] = 1e30
+    logits[5, 17] = -1e30
+    rows = params([temperature] * 6)
+    for dtype in (torch.float32, torch.bfloat16):
+        tokens = sample_fused(logits.to(dtype), rows, torch.arange(6)).tolist()
+        assert tokens == sample(logits.to(dtype), rows, torch.arange(6)).tolist() == [33, 0, 0, 0, 20, 17]
+
+
+def test_of_equal_logits_the_lowest_id_wins_across_tiles_and_parts(monkeypatch):
+    monkeypatch.setattr(kernels, "TILE", 16)
+    logits = torch.zeros(3, 100)
+    logits[0, [37, 38, 90]] = 1.0
+    logits[1, [99, 64]] = 1.0
+    assert sample_fused(logits, params([0.0] * 3), torch.arange(3)).tolist() == [37, 64, 0]
+
+
+def test_filtered_logits_are_sampled_as_the_specification_does():
+    logits = logits_of(4, 90, torch.float32)
+    rows = params([0.0, 1.0, 0.8, 1.5], top_k=[3, 4, 0, 2], top_p=[1.0, 0.9, 0.3, 1.0])
+    fused = sample_fused(mask_filtered(logits, rows), rows, POSITIONS[:4])
+    assert fused.tolist() == sample(logits, rows, POSITIONS[:4]).tolist()
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 31, 256, 512, 4096])
+@pytest.mark.parametrize("vocab_size", [1, 1024, 1025, 50_257, 128_256, 262_144, 2**20])
+def test_every_tile_is_in_one_part_and_parts_fit_the_reduction(num_seqs, vocab_size):
+    tiles, parts = cut(num_seqs, vocab_size, 132)
+    all_tiles = -(-vocab_size // TILE)
+    assert 1 <= parts <= kernels.MAX_PARTS
+    assert (parts - 1) * tiles < all_tiles <= parts * tiles
+    assert parts == 1 or num_seqs * (parts - 1) < 8 * 132
+
+
+def test_no_rows_launch_nothing():
+    empty = params([])
+    assert sample_fused(torch.zeros(0, 9), empty, POSITIONS[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"logits": torch.zeros(2, 8, dtype=torch.float64)}, "logits: expected float16"),
+        ({"logits": torch.zeros(2, 16)[:, ::2]}, "logits: expected contiguous float32"),
+        ({"logits": torch.zeros(2, 0)}, "logits: expected a vocabulary of 1 to"),
+        ({"params": params([1.0])}, r"temperature: expected contiguous float32 \[2\]"),
+        ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions: expected contiguous int64"),
+        ({"out": torch.zeros(2, dtype=torch.int64)}, "out: expected contiguous int32"),
+        ({"workspace": torch.zeros(1)}, r"workspace: expected contiguous float32 \[4\] on cpu, got float32 \[1\]"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message):
+    good = {"logits": torch.zeros(2, 8), "params": params([1.0, 0.0]), "positions": POSITIONS[:2]}
+    with pytest.raises(ValueError, match=message):
+        sample_fused(**good | change)
