@@ -211,9 +211,14 @@ def _experts(config: Mapping[str, Any]) -> Experts | None:
 def _max_model_len(config: Mapping[str, Any]) -> int:
     """Positions the file allows, times the factor of those rope scalings that leave it out of that number."""
     length = _size(config, "length")
-    scaling = config.get("rope_scaling") or {}
-    stretches = scaling.get("rope_type", scaling.get("type")) in _STRETCHING
-    return int(length * scaling["factor"]) if stretches else length
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind not in _STRETCHING:
+        return length
+    factor = scaling.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        raise ValueError(f"rope type {kind!r} without a positive number as factor, got {factor!r}")
+    return int(length * factor)
 
 
 def _weight_notes(config: Mapping[str, Any]) -> list[str]:

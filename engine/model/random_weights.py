@@ -30,6 +30,8 @@ def random_weights(
 
     def draw(_layer: int | None, name: str, shape: Shape) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=dtype or architecture.torch_dtype, device=device)
+        if generator is None:
+            return tensor
         if len(shape) > 1:
             return tensor.normal_(0.0, shape[-1] ** -0.5, generator=generator)
         mean = 1.0 if name.endswith("norm") else 0.0

@@ -145,6 +145,13 @@ def test_what_is_not_understood_is_refused(changes, message):
 )
 def test_the_longest_context_includes_plain_rope_scaling(scaling, length):
     assert shape_with(rope_scaling=scaling).max_model_len == length
+    assert shape_with(rope_parameters={**scaling, "rope_theta": 1e4}).max_model_len == length
+
+
+@pytest.mark.parametrize("factor", [None, 0, "4", True])
+def test_rope_scaling_without_a_factor_is_refused(factor):
+    with pytest.raises(ValueError, match="rope type 'linear' without a positive number as factor"):
+        shape_with(rope_scaling={"rope_type": "linear", "factor": factor})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +227,9 @@ def test_a_file_or_its_folder_is_read(tmp_path):
     assert lookup(folder).kv_spec().bytes_per_token == 6144
 
 
-@pytest.mark.parametrize("text,message", [("{", "not JSON"), ("[]", "not an object"), ("{}", "num_hidden_layers")])
+@pytest.mark.parametrize(
+    "text,message", [("{", "not JSON"), ("[]", "expected a JSON object, got list"), ("{}", "num_hidden_layers")]
+)
 def test_a_file_that_is_no_model_is_refused_by_its_path(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_text(text)
