@@ -145,7 +145,7 @@ def test_what_is_not_understood_is_refused(changes, message):
 )
 def test_the_longest_context_includes_plain_rope_scaling(scaling, length):
     assert shape_with(rope_scaling=scaling).max_model_len == length
-    assert shape_with(rope_parameters={**scaling, "rope_theta": 1e4}).max_model_len == length
+    assert shape_with(rope_parameters={**(scaling or {}), "rope_theta": 1e4}).max_model_len == length
 
 
 @pytest.mark.parametrize("factor", [None, 0, "4", True])
