@@ -102,7 +102,8 @@ class TorchOps:
         eps: float = 0.0,
     ) -> torch.Tensor:
         """Norm, rotation and write one after the other."""
-        heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
+        num_all = num_heads + 2 * num_kv_heads
+        heads = qkv.view(-1, num_all, qkv.shape[1] // num_all)
         q = heads[:, :num_heads]
         k, v = heads[:, num_heads : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
         turns = None if cos_sin is None else cos_sin[positions]
