@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.cells import Outcome
 from experiments.config import dump, map_paths
+from experiments.provenance import name_only, without_folders
 from experiments.resolve import Plan
 from experiments.store import Store, row_counts
 from experiments.trace_lengths import entry_of
@@ -73,10 +74,7 @@ def manifest_of(
 def engine_entries(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Device and provenance of the engine that ran the steps; nothing where they were simulated."""
     engine = next((outcome.engine for outcome in outcomes if outcome.engine), None)
-    if engine is None:
-        return {}
-    source = str(engine.get("source", ""))
-    return {"device": engine["device"], "engine": {**engine, "source": name_only(source)}}
+    return {} if engine is None else {"device": engine["device"], "engine": without_folders(engine)}
 
 
 def named(plan: Plan) -> dict[str, Any]:
@@ -93,12 +91,6 @@ def named(plan: Plan) -> dict[str, Any]:
 
 def _last_part(path: str) -> str:
     return Path(path).name
-
-
-def name_only(word: str) -> str:
-    """Absolute paths, also behind `=`, become their last part."""
-    head, equals, tail = word.rpartition("=")
-    return head + equals + Path(tail).name if Path(tail).is_absolute() else word
 
 
 def _cell(plan: Plan, outcome: Outcome) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter, Token
 
@@ -78,3 +78,75 @@ def kernel(
 
     wanted = Wanted(case, dtype, block_size, peer or tuple(PEERS), fa3_library, quick, sweep, seed)
     return kernel_verb(wanted, argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
+
+
+@bench_app.command
+def engine(
+    *,
+    model: Annotated[str, Parameter(name=("-m", "--model"))] = "llama-3-8b",
+    device: str = "cuda",
+    dtype: str = "auto",
+    attention: str = "auto",
+    layout: str | None = None,
+    allocator: str = "paged",
+    kernel: Literal["paged", "contiguous"] = "paged",
+    block_size: Annotated[int, Whole] = 16,
+    prefix_caching: Annotated[bool, Parameter(name="--prefix-caching", negative="--no-prefix-caching")] = False,
+    num_requests: Annotated[int, Whole] = 256,
+    input_len: Annotated[int, Whole] = 512,
+    output_len: Annotated[int, Whole] = 128,
+    max_num_seqs: Annotated[int, Whole] = 256,
+    max_num_batched_tokens: Annotated[int, Whole] = 8192,
+    max_model_len: Annotated[int | None, Whole] = None,
+    kv_tokens: Annotated[int | None, Whole] = None,
+    num_runs: Annotated[int, Whole] = 3,
+    graphs: Annotated[bool, Parameter(name="--graphs", negative="--no-graphs")] = True,
+    profile: Annotated[bool, Switch] = False,
+    seed: Annotated[int, Whole] = 0,
+    output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
+    measured_in: Annotated[Path | None, Parameter(name="--from", show_default=False)] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    argv: Argv = (),
+) -> int:
+    """Time the real engine on a closed batch of equal requests: tokens per second, decode steps, host time.
+
+    Random weights where the model is a name or a folder without any. Without the device: exit code 6.
+
+    Parameters
+    ----------
+    model
+        Catalogue name, Hugging Face folder or .gguf file.
+    device
+        cuda or cpu.
+    dtype
+        float32, float16, bfloat16 or auto (cpu: float32; cuda: the model's).
+    attention
+        Attention back end, or auto (cpu: reference; cuda: triton).
+    layout
+        KV layout by name [the back end's own].
+    allocator
+        Who hands out the blocks.
+    kernel
+        paged, or contiguous (no block table) for allocators whose blocks are adjacent.
+    max_model_len
+        Longest request [input_len + output_len].
+    kv_tokens
+        Tokens of the pool [all requests at their longest].
+    num_runs
+        Runs; the best by wall clock is reported, all are kept.
+    profile
+        Also trace a few steps: kernels by name, and what is left to the host (cuda only).
+    seed
+        Of prompts and random weights.
+    output_dir
+        Results folder: a row a run, the steps of the best one, manifest.
+    measured_in
+        Take the measurements from this folder (of experiments.bench.engine_main) and measure nothing.
+    """
+    from experiments.bench.engine_verb import engine_verb
+
+    given = dict(locals())
+    other = ("output_dir", "measured_in", "overwrite", "json", "argv", "engine_verb")
+    options = {name: value for name, value in given.items() if name not in other}
+    return engine_verb(options, argv, output_dir, measured_in, overwrite=overwrite, as_json=json)

@@ -16,6 +16,7 @@ from experiments.bench.session import SCHEMA_VERSION, Measured, Wanted, measure
 from experiments.bench.stored import read, together
 from experiments.console import say_json
 from experiments.exits import UsageError
+from experiments.provenance import name_only
 
 KERNELS = "kernels"
 """Name of the parquet table of each case."""
@@ -98,7 +99,7 @@ def _manifest(done: Measured, begun: manifest.Invocation, kept: store.Store, cou
         "experiment": kept.folder.name,
         "verb": begun.verb,
         "status": "partial" if done.broken else "complete",
-        "argv": [manifest.name_only(word) for word in begun.argv],
+        "argv": [name_only(word) for word in begun.argv],
         "seeds": [done.wanted.seed],
         "device": done.machine["device"],
         "git": manifest.git_state(Path(__file__).parent),

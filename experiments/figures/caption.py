@@ -95,13 +95,16 @@ def caption_of(stored: Stored, *, base: bool = True) -> str:
     return " · ".join(parts)
 
 
-ENGINE_WORDS = ("driver", "torch", "triton", "dtype", "attention", "layout", "weights", "seed")
+ENGINE_WORDS = ("driver", "torch", "triton", "dtype", "attention")
 
 
 def engine_of(manifest: dict[str, Any]) -> str:
     """Versions, types and weights of the engine that ran the steps."""
     engine = manifest["engine"]
-    return ", ".join(f"{name} {engine[name]}" for name in ENGINE_WORDS if engine.get(name) is not None)
+    words = [f"{name} {engine[name]}" for name in ENGINE_WORDS if engine.get(name) is not None]
+    weights = engine.get("weights") or {}
+    seed = f" of seed {weights['seed']}" if weights.get("seed") is not None else ""
+    return ", ".join([*words, f"{weights.get('kind', 'unknown')} weights{seed}"])
 
 
 def kernel_caption(manifest: dict[str, Any]) -> str:

@@ -32,8 +32,8 @@ class Stored:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """summary.csv: one row a finished cell. `allocator` names the series: runs with the contiguous kernel are one of
-        their own."""
+        """summary.csv: one row a finished cell. `allocator` names the series: runs with the contiguous kernel are
+        another."""
         frame = self._frame(self.folder / "summary.csv", pd.read_csv)
         if frame is None:
             frame = pd.DataFrame({"cell": [], "seed": [], "allocator": [], "block_size": []})
