@@ -8,6 +8,7 @@ or refused by name (`engine.model.config_keys`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -185,8 +186,8 @@ def _sizes(shape: ModelShape) -> dict[str, Any]:
 
 def _eps(config: Mapping[str, Any]) -> float:
     eps = config.get("rms_norm_eps", _RMS_NORM_EPS)
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or eps < 0:
-        raise ValueError(f"expected a number of at least 0 as rms_norm_eps, got {eps!r}")
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise ValueError(f"expected a finite number of at least 0 as rms_norm_eps, got {eps!r}")
     return float(eps)
 
 

@@ -42,8 +42,8 @@ _FAMILIES = ("llama", "qwen2", "qwen3")
 class GGUFFile:
     """Tensors by name, in the order of axes and rows that the rest of this package has.
 
-    ModuleNotFoundError without the package gguf; ValueError for a file that is not whole or of a storage type that the
-    package does not read.
+    ModuleNotFoundError without the package gguf; ValueError for a file that is not whole, a model that is not computed
+    here, a storage type that the package does not read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,8 +55,10 @@ class GGUFFile:
                 raise ValueError(
                     f"{path}: truncated: tensor {name} ends at byte {end}, the file at byte {self.header.num_bytes}"
                 )
+        self.architecture: Architecture = architecture_of(config_of(self.header), self.where)
+        a = self.architecture
+        self._permuted = {".attn_q.": a.num_heads, ".attn_k.": a.num_kv_heads} if a.family == _PERMUTED else {}
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
-        self._model = self.header.metadata.get("general.architecture")
 
     @property
     def where(self) -> str:
@@ -67,10 +69,6 @@ class GGUFFile:
         """Every tensor."""
         return {name: place.shape for name, place in self.header.tensors.items()}
 
-    def architecture(self) -> Architecture:
-        """The model that the metadata describes; ValueError for one that is not computed here."""
-        return architecture_of(config_of(self.header), self.where)
-
     def read(self, name: str) -> torch.Tensor:
         """One tensor, float32."""
         place = self.header.tensors[name]
@@ -79,11 +77,8 @@ class GGUFFile:
         # As one row: blocks never cross rows, and the package works on a few rows at a time.
         values = self._quantised.dequantize(raw.reshape(1, -1), kind)
         tensor = torch.from_numpy(values if values.flags.writeable else values.copy()).view(place.shape)
-        heads = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
-        for part, key in heads.items():
-            if self._model == _PERMUTED and part in name:
-                return _half_split(tensor, int(self.header.metadata[f"{_PERMUTED}.{key}"]))
-        return tensor
+        heads = next((count for part, count in self._permuted.items() if part in name), 0)
+        return _half_split(tensor, heads) if heads else tensor
 
     def _num_bytes(self, name: str, place: TensorPlace) -> int:
         """Bytes of a tensor as it is stored. ValueError for a type or row length that cannot be read."""

@@ -132,7 +132,7 @@ def _gguf(
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     stored = GGUFFile(path)
-    architecture = stored.architecture()
+    architecture = stored.architecture
     tokenizer, notes = tokenizer_of_gguf(stored.header)
     if seed is not None:
         return _random(architecture, asked, tokenizer, dtype, device, seed, notes)

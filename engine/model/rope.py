@@ -109,7 +109,7 @@ def _rope(found: Mapping[str, Any], kind: str, source: str) -> Rope:
         value = found.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{source}: expected a positive number as {key}, got {value!r}")
         return float(value)
 
