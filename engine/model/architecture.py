@@ -29,6 +29,7 @@ _LAYER_NORM_EPS = 1e-5  # torch's default, which OPT's modules keep
 _RMS_NORM_EPS = 1e-6
 _MISTRAL_WINDOW = 4096  # transformers' value where the key is absent; `null` means none
 _QWEN_FULL_LAYERS = 28
+_MAX_LAYERS = 10_000  # more is a damaged file, and would fill the memory before any weight is missed
 _TORCH = MappingProxyType({"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16})
 
 
@@ -117,6 +118,9 @@ def architecture_of(config: Mapping[str, Any], source: str) -> Architecture:
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(f"{source}: {unknown_name('architecture (model_type)', str(family), FAMILIES)}")
     check_keys(config, family, source)
+    num_layers = config.get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers > _MAX_LAYERS:
+        raise ValueError(f"{source}: expected at most {_MAX_LAYERS} as num_hidden_layers, got {num_layers}")
     try:
         shape = read_model_shape(config)
         return _opt(config, shape) if family == "opt" else _gated(config, shape, source)

@@ -107,6 +107,8 @@ def test_what_a_layer_asks_of_attention():
         ({**LLAMA, "num_key_value_heads": 3}, "4 query heads are not a multiple of 3 KV heads"),
         ({**LLAMA, "head_dim": 15}, "head_size=15 must be even"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size must be a positive integer.*'64'"),
+        ({**LLAMA, "num_hidden_layers": 2**40}, "at most 10000 as num_hidden_layers, got 1099511627776"),
+        ({**LLAMA, "rms_norm_eps": math.nan}, "as rms_norm_eps, got nan"),
         ({**LLAMA, "vocab_size": None}, "none of vocab_size"),
         ({**LLAMA, "torch_dtype": "float8_e4m3fn"}, "weights of type 'fp8_e4m3' are not loaded here"),
         ({**LLAMA, "rms_norm_eps": -1.0}, "as rms_norm_eps, got -1.0"),
