@@ -21,7 +21,7 @@ from engine.sampling_params import SamplingParams
 from engine.stopping import Stopping
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError
 from engine.worker.engine import Engine, EngineConfig
-from engine.worker.executor import RowSampling
+from engine.worker.executor import Limits, RowSampling
 from engine.worker.kv_memory import Kernel
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | Engine,
         *,
         allocator: str = "paged",
         kernel: Kernel = "paged",
@@ -85,27 +85,21 @@ class LLM:
         seed: int = 0,
         **engine: Any,
     ) -> None:
-        """`model` as in `EngineConfig`, further options too (device, dtype, attention, layout, weights_seed, ...).
+        """`model` as in `EngineConfig`, further options too (device, dtype, attention, layout, weights_seed, ...); or an
+        `Engine` that is there, with its options and buffers: limits may then be lower than the engine's, not higher.
 
         `num_blocks` (blocks that requests can hold) or `kv_tokens` pins the capacity; without, it is what the device
         has left. Errors before the first request: EngineError, ValueError, DeviceUnavailable.
         """
         if num_blocks is not None and kv_tokens is not None:
             raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
-        self.engine = Engine(
-            EngineConfig(
-                model,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                **engine,
-            )
-        )
-        self.seed = seed
+        asked = Limits(max_num_seqs, max_num_batched_tokens, max_model_len or 0)
+        self.engine = _engine_of(model, asked, engine)
         limits = self.engine.limits
-        size, self.block_size_reason = resolve_block_size(
-            self.engine.backend, block_size, limits.max_model_len, max_num_seqs
-        )
+        longest = max_model_len or limits.max_model_len
+        self.seed = seed
+        backend = self.engine.backend
+        size, self.block_size_reason = resolve_block_size(backend, block_size, longest, max_num_seqs)
         if kv_tokens is not None:
             num_blocks = kv_tokens // size
         if num_blocks is None:
@@ -113,13 +107,13 @@ class LLM:
         self.pool = PoolConfig(
             capacity_blocks=num_blocks,
             block_size=size,
-            max_model_len=limits.max_model_len,
+            max_model_len=longest,
             enable_caching=enable_prefix_caching,
         )
         self._rules = SchedulerConfig(
-            max_model_len=limits.max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=longest,
+            max_num_seqs=min(max_num_seqs, limits.max_num_seqs),
+            max_num_batched_tokens=min(max_num_batched_tokens, limits.max_num_batched_tokens),
             chunked_prefill=enable_chunked_prefill,
         )
         self._allocator_name, self._kernel = allocator, kernel
@@ -127,6 +121,8 @@ class LLM:
         self._asked: dict[object, _Asked] = {}
         """By request id, while they run."""
         self._num_requests = 0
+        self.num_preemptions = 0
+        """Of all calls so far."""
         self._interrupted = False
         self._start()
 
@@ -217,7 +213,7 @@ class LLM:
         for one in asked:
             scheduler.add(one.request)
         while scheduler.running or scheduler.waiting:
-            step(scheduler, executor)
+            self.num_preemptions += len(step(scheduler, executor).batch.preempted)
         self._asked = {}
         self._interrupted = False
 
@@ -234,6 +230,26 @@ class LLM:
 
     def _stops(self, request: Request, tokens: Sequence[int]) -> bool:
         return self._stopping.stops(tokens, self._asked[request.request_id].params)
+
+
+def _engine_of(model: str | Engine, asked: Limits, options: dict[str, Any]) -> Engine:
+    """A new engine, or the one that was given."""
+    seqs, tokens, longest = asked
+    if isinstance(model, str):
+        return Engine(
+            EngineConfig(
+                model,
+                max_num_seqs=seqs,
+                max_num_batched_tokens=tokens,
+                max_model_len=longest or None,
+                **options,
+            )
+        )
+    if options:
+        raise EngineError(f"the engine is there already: {', '.join(options)} cannot be changed any more")
+    if longest > model.limits.max_model_len:
+        raise EngineError(f"max_model_len: the engine takes at most {model.limits.max_model_len}, got {longest}")
+    return model
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

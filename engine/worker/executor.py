@@ -258,9 +258,11 @@ class ModelExecutor:
         tokens, stops = self._tokens, self._stops
         for request, token in zip(sampling, self._read[: len(sampling)].tolist(), strict=True):
             own = tokens[request]
-            if own.append(token) != token:
+            if own.content is None:
+                own.outputs.append(token)
+            elif own.append(token) != token:
                 self._fresh = False  # forced: the device must go on from another token
-            if len(own.outputs) >= request.num_stop_tokens or (stops is not None and stops(request, own.outputs)):
+            if len(own.outputs) >= own.limit or (stops is not None and stops(request, own.outputs)):
                 stopped.append(request)
         self._promote(batch.chunks)
         for request in stopped:

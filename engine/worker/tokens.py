@@ -25,7 +25,7 @@ CONTENT_BLOCK = 16
 class RequestTokens:
     """One request's tokens: the prompt and what was sampled, known up to the last one."""
 
-    __slots__ = ("content", "outputs", "prompt")
+    __slots__ = ("content", "limit", "outputs", "prompt")
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         """ValueError where the content knows fewer tokens than the prompt has, or ids outside the vocabulary."""
@@ -33,6 +33,8 @@ class RequestTokens:
         self.content = content if isinstance(content, TokenContent) else None
         self.prompt = given_tokens(request, vocab_size) if self.content else derived_tokens(request, vocab_size)
         self.outputs: list[int] = []
+        self.limit = request.num_stop_tokens
+        """Outputs after which the request stops, if nothing stops it before."""
 
     def between(self, start: int, stop: int) -> Int64s:
         """Tokens at positions start to stop - 1."""

@@ -57,7 +57,7 @@ def _run(executor: ModelExecutor, decodes: int, chunks: Sequence[int], limits: L
         starts.to(device),
         lens.to(device),
         int(lens.max()),
-        int(lens.max()),
+        limits.max_model_len,  # a bound: what is split and planned for is the longest that can come
         table[: len(lens)],
         slots,
         num_decodes=decodes,

@@ -7,6 +7,7 @@ capture too: the two kernels become branches of the graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -73,11 +74,17 @@ def _check_num_decodes(num_decodes: int, q: torch.Tensor, seq_lens: torch.Tensor
     check_count("num_decodes", num_decodes, most=min(q.shape[0], seq_lens.shape[0]))
 
 
+@functools.cache
+def _ahead(device: int) -> torch.cuda.Stream:
+    """One a device: each stream has memory of its own in torch's allocator, which a new one a call would ask for."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
 def _side_by_side(q: torch.Tensor, first: Callable[[], object], second: Callable[[], object]) -> None:
     """`first` on a stream of high priority, `second` on the current one, which then waits for both."""
     with on_device(q):
         here = torch.cuda.current_stream()
-        ahead = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        ahead = _ahead(torch.cuda.current_device())
         ahead.wait_stream(here)
         with torch.cuda.stream(ahead):
             first()
