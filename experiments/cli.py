@@ -18,6 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 from experiments import exits
 from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
+from experiments.generate import ModelFlags, SamplingFlags
 from experiments.trace_cli import trace_app
 
 
@@ -59,6 +60,31 @@ def run(*, flags: Flags = Flags(), out: OutputFlags = OutputFlags(), argv: Argv 
     from experiments.compare import run_verb
 
     return run_verb("run", flags, out, argv)
+
+
+@app.command
+def generate(
+    *prompts: str,
+    model: Annotated[str, Parameter(name=("-m", "--model"))],
+    token_ids: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
+    flags: ModelFlags = ModelFlags(),  # noqa: B008
+    json: Json = False,
+) -> int:
+    """Continue texts with a real model over any allocator.
+
+    Parameters
+    ----------
+    prompts
+        Texts.
+    model
+        Hugging Face folder, .gguf file, or catalogue name (random weights).
+    token_ids
+        Prompts are comma lists of token ids.
+    """
+    from experiments.generate import generate_verb
+
+    return generate_verb(model, prompts, token_ids=token_ids, sampling=sampling, flags=flags, as_json=json)
 
 
 @app.command
@@ -168,8 +194,8 @@ def reproduce(
     Parameters
     ----------
     names
-        fig2, fig11, fig13a, table1, block-size, chapter, online_softmax, fig18a, kernel-block-size (the last two on a
-        CUDA device), or all; others are not measured yet.
+        fig2, fig11, fig13a, table1, block-size, chapter, online_softmax, fig18a, kernel-block-size, fig18b,
+        caching-allocator (the last four on a CUDA device), or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths

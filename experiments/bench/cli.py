@@ -150,3 +150,40 @@ def engine(
     other = ("output_dir", "measured_in", "overwrite", "json", "argv", "engine_verb")
     options = {name: value for name, value in given.items() if name not in other}
     return engine_verb(options, argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
+
+
+@bench_app.command
+def alloc(
+    *,
+    allocator: Annotated[tuple[str, ...], Several] = (),
+    pool_tokens: Annotated[tuple[int, ...], Several] = (),
+    block_size: Annotated[tuple[int, ...], Several] = (),
+    prefix_caching: Annotated[bool, Parameter(name="--prefix-caching", negative="--no-prefix-caching")] = False,
+    seed: Annotated[int, Whole] = 0,
+    output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    argv: Argv = (),
+) -> int:
+    """Time the calls of allocators on the host; with a CUDA device also a tensor a request, without any pool.
+
+    Parameters
+    ----------
+    allocator
+        May be given again [the four of the paper, and three contiguous ones].
+    pool_tokens
+        Size of the pool; may be given again [16384 and 262144].
+    block_size
+        May be given again [1, 16, 128].
+    prefix_caching
+        Whether blocks are hashed and kept.
+    seed
+        Of the requests' lengths.
+    output_dir
+        Results folder: a row an operation, manifest.
+    """
+    from experiments.bench.alloc_verb import alloc_verb
+
+    options: dict[str, Any] = {"allocators": allocator, "pool_tokens": pool_tokens, "block_sizes": block_size}
+    options |= {"prefix_caching": prefix_caching, "seed": seed}
+    return alloc_verb(options, argv, output_dir, overwrite=overwrite, as_json=json)

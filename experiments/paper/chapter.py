@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from experiments.paper import chapter_attention, chapter_blocks, chapter_pool, chapter_sizes, fig2
+from experiments.paper import chapter_attention, chapter_blocks, chapter_pool, chapter_sizes, chapter_table, fig2
 from experiments.paper.chapter_sizes import claim
 from experiments.paper.claims import Claim, Result, exact, not_yet, over_seeds
 from experiments.paper.experiment import Experiment
@@ -26,7 +26,6 @@ CORE_LINES: Final = (385, 281)
 ATLAS_YEAR: Final = 1961
 PAPER_YEAR: Final = 2023
 LATER: Final = {
-    "S19": "rows of the block table that are copied to the device",
     "S23": "blocks of a rank are at least the global number",
 }
 
@@ -38,6 +37,7 @@ def judge(lab: Lab) -> list[Result]:
         *chapter_blocks.judge(lab.num_seeds),
         *chapter_pool.judge(),
         *chapter_attention.judge(),
+        *chapter_table.judge(),
         *_lines(),
         *_quoted(lab),
         exact(claim("S26/years", "from Atlas to the paper", 62, "years", "year"), PAPER_YEAR - ATLAS_YEAR),

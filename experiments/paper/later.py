@@ -67,7 +67,6 @@ LATER: Final[dict[str, list[Claim]]] = {
         "fig16", "Fig 16", "rate over Orca (Oracle), shared prefix", "x", {"1-shot": 1.67, "5-shot": 3.58}
     ),
     "fig17": _claims("fig17", "Fig 17", "rate over the Orcas, chatbot", "x", {"rate-ratio": 2.0}, "new-conversation"),
-    "fig18b": _claims("fig18b", "Fig 18b", "end-to-end latency by block size", "", {"curve": None}, "alpaca-only"),
     "fig19": _claims("fig19", "Fig 19", "recompute against swap by block size", "ms", {"curve": None}, "times-0.9"),
 }
 

@@ -10,7 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from workloads import named_trace
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 Lengths = Mapping[str, Pairs]
 Measured = dict[str, float]
+Made = TypeVar("Made")
 
 NUM_BLOCKS: Final = 984
 BLOCK_SIZE: Final = 16
@@ -104,6 +105,7 @@ class Lab:
     kernels: KernelLab = field(default_factory=KernelLab)
     """Where measurements of kernels come from."""
     _done: dict[RunKey, Measured] = field(default_factory=dict)
+    _once: dict[str, Any] = field(default_factory=dict)
 
     def is_real(self, name: str) -> bool:
         """Whether the lengths of that set were given."""
@@ -117,6 +119,13 @@ class Lab:
     def deviations(self, name: str) -> tuple[str, ...]:
         """Those that follow from the lengths of that set and from the number of seeds; both widen tolerances."""
         return (() if self.is_real(name) else ("stand-in",)) + (("few-seeds",) if self.has_few_seeds else ())
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made once in a lab's life: for what both a verdict and a table need."""
+        if name not in self._once:
+            self._once[name] = make()
+        made: Made = self._once[name]
+        return made
 
     def keys(
         self, workload: str, allocator: str, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE

@@ -12,6 +12,7 @@ from engine.core.suggestion import unknown_name
 from experiments.exits import NO_DEVICE, UsageError
 from experiments.paper import later, show
 from experiments.paper.block_size import BLOCK_SIZE
+from experiments.paper.caching_allocator import CACHING_ALLOCATOR
 from experiments.paper.chapter import CHAPTER
 from experiments.paper.claims import Result
 from experiments.paper.deviations import DEVIATIONS
@@ -20,6 +21,7 @@ from experiments.paper.fig2 import FIG2
 from experiments.paper.fig11 import FIG11, means
 from experiments.paper.fig13a import FIG13A
 from experiments.paper.fig18a import FIG18A, KERNEL_BLOCK_SIZE
+from experiments.paper.fig18b import FIG18B
 from experiments.paper.kernels import KernelLab
 from experiments.paper.online_softmax import ONLINE_SOFTMAX
 from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
@@ -32,7 +34,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
     for experiment in (
         *(FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER),
-        *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE),
+        *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, CACHING_ALLOCATOR),
     )
 }
 NAMES: Final = (*EXPERIMENTS, *later.LATER)
