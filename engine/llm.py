@@ -85,8 +85,8 @@ class LLM:
         seed: int = 0,
         **engine: Any,
     ) -> None:
-        """`model` as in `EngineConfig`, further options too (device, dtype, attention, layout, weights_seed, ...); or an
-        `Engine` that is there, with its options and buffers: limits may then be lower than the engine's, not higher.
+        """`model` as in `EngineConfig`, further options too (device, dtype, attention, layout, weights_seed, ...); or
+        an `Engine` that is there, with its options and buffers: limits may then be lower than its own, not higher.
 
         `num_blocks` (blocks that requests can hold) or `kv_tokens` pins the capacity; without, it is what the device
         has left. Errors before the first request: EngineError, ValueError, DeviceUnavailable.
@@ -116,7 +116,7 @@ class LLM:
             max_num_batched_tokens=min(max_num_batched_tokens, limits.max_num_batched_tokens),
             chunked_prefill=enable_chunked_prefill,
         )
-        self._allocator_name, self._kernel = allocator, kernel
+        self.allocator_name, self._kernel = allocator, kernel
         self._stopping = Stopping(self.engine.architecture.eos_token_ids, self.engine.model.tokenizer)
         self._asked: dict[object, _Asked] = {}
         """By request id, while they run."""
@@ -128,7 +128,7 @@ class LLM:
 
     def _start(self) -> None:
         """An empty pool, an empty queue."""
-        self.allocator: KVAllocator = make_allocator(self._allocator_name, self.pool)
+        self.allocator: KVAllocator = make_allocator(self.allocator_name, self.pool)
         self.scheduler = Scheduler(self._rules, self.allocator)
         self.executor: ModelExecutor = self.engine.executor(
             self.allocator, kernel=self._kernel, sampling=self._sampling_of, stops=self._stops

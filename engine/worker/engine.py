@@ -6,7 +6,7 @@ import gc
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -130,6 +130,8 @@ class Engine:
         adjacent. `warm_up`: compiles and captures before the first step (on a GPU). EngineError, before anything is
         allocated, for a pool that does not fit or a block size that the attention backend does not take.
         """
+        if kernel not in get_args(Kernel):
+            raise unknown_name("kernel", kernel, get_args(Kernel))
         if kernel == "contiguous" and not getattr(allocator, "contiguous", False):
             raise EngineError("kernel contiguous: this allocator's blocks are not adjacent: use the paged kernel")
         size = allocator.block_size

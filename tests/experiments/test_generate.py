@@ -1,0 +1,82 @@
+"""The verb `generate`: a completion a prompt, and everything wrong with a call said with its exit code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
+
+from experiments import exits  # noqa: E402
+from experiments.cli import main  # noqa: E402
+from tests.engine.worker.tiny import CONFIG  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A configuration; weights are drawn."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return str(folder)
+
+
+def call(model, *words):
+    fixed = ("--backend", "cpu", "--num-blocks", "20", "--block-size", "4", "--weights-seed", "1")
+    return main(["generate", "-m", model, *words, *fixed])
+
+
+def test_one_json_object_says_tokens_engine_and_pool(model, capsys):
+    assert call(model, "1,2,3", "4", "--token-ids", "--max-tokens", "5", "-n", "2", "--json") == exits.OK
+    said = json.loads(capsys.readouterr().out)
+    assert [answer["prompt_token_ids"] for answer in said["answers"]] == [[1, 2, 3], [4]]
+    assert [[len(one["token_ids"]) for one in answer["outputs"]] for answer in said["answers"]] == [[5, 5], [5, 5]]
+    assert said["engine"]["device_type"] == "cpu"
+    assert said["engine"]["weights"]["seed"] == 1
+    assert said["pool"] == {"allocator": "paged", "block_size": 4, "why": "as requested", "num_blocks": 20}
+
+
+def test_a_configuration_stands_for_its_folder(model, capsys):
+    assert call(model + "/config.json", "7", "--token-ids", "--max-tokens", "3") == exits.OK
+    head, *tokens = capsys.readouterr().out.split(") ")
+    assert head == "[0.0] (length, 3 tokens"
+    assert len(tokens[0].split()) == 3
+
+
+@pytest.mark.parametrize("allocator", ["orca-max", "orca-oracle"])
+def test_allocators_agree(model, allocator, capsys):
+    words = ("5,6,7", "8,9", "--token-ids", "--max-tokens", "6", "--temperature", "0.9", "--seed", "3", "--json")
+    assert call(model, *words) == exits.OK
+    paged = json.loads(capsys.readouterr().out)["answers"]
+    assert call(model, *words, "--allocator", allocator, "--kernel", "contiguous") == exits.OK
+    assert json.loads(capsys.readouterr().out)["answers"] == paged
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        ((), "at least one prompt"),
+        (("text",), "has no tokenizer"),
+        (("1,x", "--token-ids"), "comma list of whole numbers, got '1,x'"),
+        (("1,96", "--token-ids"), "token 96 is outside"),
+        (("1", "--token-ids", "--temperature", "-1"), "temperature"),
+        (("1", "--token-ids", "--allocator", "pagedd"), "did you mean 'paged'"),
+        (("1", "--token-ids", "--kernel", "contiguous"), "not adjacent"),
+        (("1", "--token-ids", "--kernel", "page"), "unknown kernel 'page'"),
+        (("1", "--token-ids", "--max-tokens", "0"), "max_tokens"),
+    ],
+)
+def test_mistakes_are_the_users(model, words, complaint, capsys):
+    assert call(model, *words) == exits.USAGE
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is about a machine without a CUDA device")
+def test_without_a_gpu_the_gpu_is_missing_and_the_message_says_what_to_do(model, capsys):
+    assert main(["generate", "-m", model, "1", "--token-ids", "--backend", "gpu"]) == exits.NO_DEVICE
+    assert "--backend cpu runs the same engine" in capsys.readouterr().err
+
+
+def test_an_unknown_backend_is_refused(model, capsys):
+    assert main(["generate", "-m", model, "1", "--token-ids", "--backend", "tpu"]) == exits.USAGE
+    assert "--backend knows cpu, gpu" in capsys.readouterr().err
