@@ -9,20 +9,28 @@ import torch
 from engine.attention import AttentionLayer, AttentionMetadata, allocate_kv_caches, get_backend
 from engine.model import Architecture, Decoder, Ops, Weights
 
+CPU = torch.device("cpu")
+
 
 class PagedKV:
     """Every layer's cache of one backend, full of NaN: what is read before it is written shows in every logit."""
 
     def __init__(
-        self, a: Architecture, backend: str, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+        self,
+        a: Architecture,
+        backend: str,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         kind = get_backend(backend)
-        self.builder = kind.get_builder_cls()(block_size)
+        self.builder = kind.get_builder_cls()(block_size, device)
         self._layers = []
         for layer in range(a.num_layers):
             config = a.layer_config(layer)
             (cache,) = allocate_kv_caches(
-                kind, config, num_layers=1, num_blocks=num_blocks, block_size=block_size, dtype=dtype
+                kind, config, num_layers=1, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
             )
             self._layers.append(AttentionLayer(kind, config, cache.fill_(torch.nan)))
 
@@ -50,7 +58,8 @@ class Runner:
     ) -> None:
         sizes = [-(-len(tokens) // block_size) for tokens in sequences]
         ids = Random(seed).sample(range(1, sum(sizes) + 4), sum(sizes))
-        self.kv = PagedKV(a, backend, sum(sizes) + 4, block_size)
+        self.device = weights.embedding.device
+        self.kv = PagedKV(a, backend, sum(sizes) + 4, block_size, device=self.device)
         self.tables = [[ids.pop() for _ in range(size)] for size in sizes]
         self.sequences = sequences
         self.done = [0] * len(sequences)
@@ -58,7 +67,7 @@ class Runner:
         self.decoder = Decoder(a, weights, ops, self.kv, max_tokens=total, max_num_seqs=total)
 
     def step(self, new: dict[int, int]) -> dict[int, torch.Tensor]:
-        """Logits [new, V] of each row that computes `new` more tokens; rows with one token go first."""
+        """Logits [new, V], on the CPU, of each row that computes `new` more tokens; rows with one token go first."""
         rows = sorted(new, key=lambda row: new[row] != 1)
         positions = [range(self.done[row], self.done[row] + new[row]) for row in rows]
         metadata = self.kv.builder.build(
@@ -67,10 +76,10 @@ class Runner:
             [self.tables[row] for row in rows],
         )
         ids = [self.sequences[row][p] for row, part in zip(rows, positions, strict=True) for p in part]
-        hidden = self.decoder.forward(
-            torch.tensor(ids), torch.tensor([p for part in positions for p in part]), metadata.slot_mapping, metadata
-        )
-        logits = self.decoder.logits(hidden).clone()
+        places = [p for part in positions for p in part]
+        ids_and_places = torch.tensor([ids, places], device=self.device)
+        hidden = self.decoder.forward(*ids_and_places, metadata.slot_mapping, metadata)
+        logits = self.decoder.logits(hidden).cpu().clone()
         for row in rows:
             self.done[row] += new[row]
         return dict(zip(rows, logits.split([new[row] for row in rows]), strict=True))

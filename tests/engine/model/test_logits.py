@@ -1,5 +1,6 @@
 """Logits equal Hugging Face's in float32: whole prompts, and chunks and decodes over shuffled block tables."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ TOLERANCE = 1e-4
 
 WAYS = {"torch": (TorchOps, "reference"), "triton": (TritonOps, "triton")}
 """Small operations and the attention backend that they run with."""
+DEVICES = {"torch": "cpu", "triton": "cuda" if os.environ.get("PAGELAB_GPU") == "1" else "cpu"}
+"""Triton's kernels run in the interpreter, or on the device where they are compiled."""
 LENGTHS = {"torch": (23, 15, 13), "triton": (14, 10)}
 CHUNKS = {
     "torch": [{0: 5}, {0: 6, 1: 9}, {0: 1, 1: 3, 2: 2}, {0: 1, 1: 1, 2: 9}, {0: 1, 1: 1, 2: 1}, {1: 1, 2: 1}, {0: 9}],
@@ -28,15 +31,16 @@ CASES = [(name, way) for name in CONFIGS for way in WAYS if way == "torch" or na
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """From a name to transformers' model, the folder that it saved itself to, and what is loaded from that."""
-    kept = {}
+    """From a name and a device to transformers' model, and what is loaded there from the folder that it saved to."""
+    models, loaded = {}, {}
 
-    def get(name):
-        if name not in kept:
-            model, folder = hugging_face(name), tmp_path_factory.mktemp(name)
-            model.save_pretrained(folder, safe_serialization=True)
-            kept[name] = model, load_model(folder, dtype=torch.float32)
-        return kept[name]
+    def get(name, device="cpu"):
+        if name not in models:
+            models[name] = hugging_face(name), tmp_path_factory.mktemp(name)
+            models[name][0].save_pretrained(models[name][1], safe_serialization=True)
+        if (name, device) not in loaded:
+            loaded[name, device] = load_model(models[name][1], dtype=torch.float32, device=device)
+        return models[name][0], loaded[name, device]
 
     return get
 
@@ -58,7 +62,7 @@ def furthest(got, model, sequences):
 
 @pytest.mark.parametrize("name,way", CASES)
 def test_a_whole_prompt_gives_their_logits(name, way, saved):
-    model, loaded = saved(name)
+    model, loaded = saved(name, DEVICES[way])
     tokens = text(30, seed=1)
     runner = runner_of(way, loaded, [tokens], block_size=16)
     assert furthest(runner.run([{0: len(tokens)}]), model, [tokens]) <= TOLERANCE
@@ -66,7 +70,7 @@ def test_a_whole_prompt_gives_their_logits(name, way, saved):
 
 @pytest.mark.parametrize("name,way", CASES)
 def test_chunks_and_decodes_over_shuffled_blocks_give_their_logits(name, way, saved):
-    model, loaded = saved(name)
+    model, loaded = saved(name, DEVICES[way])
     sequences = [text(length, seed=length) for length in LENGTHS[way]]
     runner = runner_of(way, loaded, sequences)
     assert furthest(runner.run(CHUNKS[way]), model, sequences) <= TOLERANCE
