@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from engine.attention.kernels.device import multiprocessors
 from engine.model.kernels.inputs import check_dense, check_floats
-from engine.model.kernels.launching import launch_options, on_device
+from engine.model.kernels.launching import launch_options, on_device, overlaps
 
 THREAD_ELEMENTS = 8
 """Elements of each half for each thread: a vector of 16 bytes of a 2-byte type."""
@@ -49,16 +50,16 @@ def silu_gate(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, early: 
     else:
         check_dense("out", out, (num_tokens, columns), gate_up.dtype, gate_up)
     if num_tokens and columns:
-        options = gate_options(num_tokens, columns, early, gate_up)
+        enough = num_tokens * columns >= MANY_ELEMENTS * multiprocessors(gate_up.device)
+        options = gate_options(columns, MANY_ELEMENTS if enough else FEW_ELEMENTS, overlaps(early, gate_up))
         with on_device(gate_up):
             gate_kernel[(num_tokens, -(-columns // options["BLOCK"]))](gate_up, out, **options)
     return out
 
 
-def gate_options(num_tokens: int, columns: int, early: bool, tensor: torch.Tensor) -> dict[str, Any]:
-    """What is compiled into gate_kernel."""
-    programs = num_tokens * -(-columns // MANY_ELEMENTS)
-    block = MANY_ELEMENTS if programs >= multiprocessors(tensor.device) else FEW_ELEMENTS
-    block = min(block, triton.next_power_of_2(columns))
+@functools.cache
+def gate_options(columns: int, elements: int, early: bool) -> dict[str, Any]:
+    """What is compiled into gate_kernel for programs of up to so many elements."""
+    block = min(elements, triton.next_power_of_2(columns))
     num_warps = min(4, max(1, block // (32 * THREAD_ELEMENTS)))
-    return {"COLUMNS": columns, "BLOCK": block, **launch_options(num_warps, early, tensor)}
+    return {"COLUMNS": columns, "BLOCK": block, **launch_options(num_warps, early)}

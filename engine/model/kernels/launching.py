@@ -1,4 +1,7 @@
-"""How the model's kernels are launched: where, with how many warps, and how early."""
+"""How the model's kernels are launched: where, with how many warps, and how early.
+
+What is compiled into a kernel is found out once for each shape: a step of hundreds of launches pays for it each time.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,12 @@ def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]
     return _HERE
 
 
-def launch_options(num_warps: int, early: bool, tensor: torch.Tensor) -> dict[str, bool | int]:
-    """EARLY and what goes with it (programmatic dependent launch), where it is asked for and the device has it."""
-    if early and launches_early(tensor):
-        return {"EARLY": True, "num_warps": num_warps, "launch_pdl": True}
-    return {"EARLY": False, "num_warps": num_warps}
+def overlaps(early: bool, tensor: torch.Tensor) -> bool:
+    """Whether a launch may overlap the end of the one before: asked for, and the device can."""
+    return early and launches_early(tensor)
+
+
+def launch_options(num_warps: int, early: bool) -> dict[str, bool | int]:
+    """EARLY and what goes with it (programmatic dependent launch)."""
+    options: dict[str, bool | int] = {"EARLY": early, "num_warps": num_warps}
+    return options | {"launch_pdl": True} if early else options

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.model.kernels.inputs import check_dense, check_floats
-from engine.model.kernels.launching import launch_options, on_device
+from engine.model.kernels.launching import launch_options, on_device, overlaps
 
 MAX_COLUMNS = 32_768
 """A row is one program's: 32 elements a thread at most."""
@@ -73,15 +74,15 @@ def rms_norm(
         check_dense("out", out, (num_tokens, columns), x.dtype, x)
     if num_tokens:
         added = residual is not None
+        options = norm_options(columns, added, overlaps(early, x))
         with on_device(x):
-            norm_kernel[(num_tokens,)](
-                x, residual if added else x, weight, out, eps, **norm_options(columns, added, early, x)
-            )
+            norm_kernel[(num_tokens,)](x, residual if added else x, weight, out, eps, **options)
     return out
 
 
-def norm_options(columns: int, added: bool, early: bool, tensor: torch.Tensor) -> dict[str, Any]:
+@functools.cache
+def norm_options(columns: int, added: bool, early: bool) -> dict[str, Any]:
     """What is compiled into norm_kernel for rows of so many columns."""
     block = triton.next_power_of_2(columns)
     num_warps = min(32, max(1, block // (32 * THREAD_ELEMENTS)))
-    return {"E": columns, "BLOCK": block, "ADD": added, **launch_options(num_warps, early, tensor)}
+    return {"E": columns, "BLOCK": block, "ADD": added, **launch_options(num_warps, early)}

@@ -9,6 +9,7 @@ kernels: `rotary_embedding`, `reshape_and_cache_flash`).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import triton.language as tl
 
 from engine.attention.checks import shown
 from engine.model.kernels.inputs import check_dense, check_floats, described
-from engine.model.kernels.launching import launch_options, on_device
+from engine.model.kernels.launching import launch_options, on_device, overlaps
 
 PROGRAM_ELEMENTS = 1_024
 """Elements of each half of the heads of a program."""
@@ -118,7 +119,7 @@ def rotate_and_write(
     num_tokens = qkv.shape[0]
     if num_tokens:
         options = rotate_options(
-            num_heads, num_kv_heads, head_size, block_size, cos_sin is not None, normalises, early, qkv
+            num_heads, num_kv_heads, head_size, block_size, cos_sin is not None, normalises, overlaps(early, qkv)
         )
         programs = -(-(num_heads + 2 * num_kv_heads - options["FIRST"]) // options["HEADS"])
         with on_device(qkv):
@@ -181,6 +182,7 @@ def check_norms(qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Te
     return True
 
 
+@functools.cache
 def rotate_options(
     num_heads: int,
     num_kv_heads: int,
@@ -189,7 +191,6 @@ def rotate_options(
     rotates: bool,
     normalises: bool,
     early: bool,
-    tensor: torch.Tensor,
 ) -> dict[str, Any]:
     """What is compiled into rotate_kernel."""
     first = 0 if rotates or normalises else num_heads
@@ -207,5 +208,5 @@ def rotate_options(
         "BLOCK_SIZE": block_size,
         "ROTATE": rotates,
         "NORM": normalises,
-        **launch_options(num_warps, early, tensor),
+        **launch_options(num_warps, early),
     }

@@ -31,7 +31,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _NO_ID = tl.constexpr(2**31 - 1)
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=["IDS"])
 def part_kernel(
     LOGITS, TEMPERATURE, SEEDS, POSITIONS, SCORES, IDS, tiles,
     V: tl.constexpr, TILE: tl.constexpr, APPROXIMATE: tl.constexpr,
@@ -118,7 +118,7 @@ def _first_of_best(scores, ids):
     return best, tl.min(tl.where(scores == best, ids, _NO_ID), 0)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["IDS"])
 def best_kernel(SCORES, IDS, OUT, parts, PARTS: tl.constexpr):
     """Grid (S,): the best of a row's parts."""
     seq = tl.program_id(0)

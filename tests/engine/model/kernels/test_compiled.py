@@ -1,25 +1,21 @@
 """The model's kernels compile ahead of time for sm_80 and sm_90: without spills, in accesses of 16 bytes."""
 
 import pytest
-import torch
 
 from engine.model.kernels import gate, norm, rotary, sample
 from tests.engine.model.kernels.compiled import ARCHITECTURES, compiled
-
-HERE = torch.empty(0)
-EARLY = {"EARLY": True, "launch_pdl": True}
 
 
 def cases():
     """(name, kernel, types of its arguments, what is compiled into it)."""
     floats = "*bf16"
     rows = {"X": floats, "RESIDUAL": floats, "WEIGHT": floats, "OUT": floats, "eps": "fp32"}
-    yield "norm", norm.norm_kernel, rows, norm.norm_options(576, False, False, HERE)
-    yield "add_norm", norm.norm_kernel, rows, norm.norm_options(4096, True, False, HERE)
-    yield "early add_norm", norm.norm_kernel, rows, norm.norm_options(8192, True, False, HERE) | EARLY
+    yield "norm", norm.norm_kernel, rows, norm.norm_options(576, False, False)
+    yield "add_norm", norm.norm_kernel, rows, norm.norm_options(4096, True, False)
+    yield "early add_norm", norm.norm_kernel, rows, norm.norm_options(8192, True, True)
     halves = {"GATE_UP": floats, "OUT": floats}
-    yield "gate", gate.gate_kernel, halves, gate.gate_options(8192, 14_336, False, HERE)
-    yield "early gate", gate.gate_kernel, halves, gate.gate_options(1, 1536, False, HERE) | EARLY
+    yield "gate", gate.gate_kernel, halves, gate.gate_options(14_336, gate.MANY_ELEMENTS, False)
+    yield "early gate", gate.gate_kernel, halves, gate.gate_options(1536, gate.FEW_ELEMENTS, True)
     heads = dict.fromkeys(("QKV", "K_CACHE", "V_CACHE", "Q_NORM", "K_NORM"), floats)
     heads |= {"COS_SIN": "*fp32", "POSITIONS": "*i64", "SLOTS": "*i64", "eps": "fp32"}
     heads |= dict.fromkeys(("kv_b", "kv_t", "kv_h"), "i32")
@@ -28,13 +24,8 @@ def cases():
         ("rotate and norm", 32, 8, 128, 24, True, True),
         ("write", 32, 32, 80, 16, False, False),
     ):
-        yield name, rotary.rotate_kernel, heads, rotary.rotate_options(*sizes, rotates, normalises, False, HERE)
-    yield (
-        "early rotate",
-        rotary.rotate_kernel,
-        heads,
-        rotary.rotate_options(9, 3, 64, 16, True, False, False, HERE) | EARLY,
-    )
+        yield name, rotary.rotate_kernel, heads, rotary.rotate_options(*sizes, rotates, normalises, False)
+    yield "early rotate", rotary.rotate_kernel, heads, rotary.rotate_options(9, 3, 64, 16, True, False, True)
     parts = {"LOGITS": floats, "TEMPERATURE": "*fp32", "SEEDS": "*i64", "POSITIONS": "*i64", "SCORES": "*fp32"}
     parts |= {"IDS": "*i32", "tiles": "i32"}
     options = {"V": 128_256, "TILE": sample.TILE, "APPROXIMATE": True, "num_warps": 4}

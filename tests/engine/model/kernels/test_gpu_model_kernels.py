@@ -18,7 +18,7 @@ from engine.worker.kernels.prepare import prepare_decode, prepare_reference
 from engine.worker.kernels.scatter import scatter_int32
 from tests.engine.attention.kernels.pools import poisoned_caches
 from tests.engine.model.kernels.close import assert_rounded
-from tests.engine.model.kernels.drawn import drawn_by_triton
+from tests.engine.model.kernels.drawn import drawn_by_triton, gumbel_by_triton, gumbel_in_float64, uniform_numbers
 from tests.engine.model.sampled import chi_square, params
 
 pytestmark = [
@@ -183,6 +183,14 @@ def test_random_numbers_are_the_specified_bits_on_the_device_too():
     for specified in (uniforms(seeds, positions, 4 * 4096), uniforms(seeds.cpu(), positions.cpu(), 4 * 4096).cuda()):
         assert torch.equal(four.view(torch.int32), specified.view(torch.int32))
         assert torch.equal(one.view(torch.int32), specified[:, ::4].contiguous().view(torch.int32))
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_noise_is_right_from_end_to_end_of_the_unit_interval(approximate):
+    """The device's approximate logarithm is off by 2^-22 where it matters least."""
+    uniform = uniform_numbers(100_000).cuda()
+    noise = gumbel_by_triton(uniform, approximate=approximate)
+    assert (noise - gumbel_in_float64(uniform)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])

@@ -5,8 +5,8 @@ import torch
 
 from engine.model.kernels import sample as kernels
 from engine.model.kernels.sample import TILE, cut, sample_fused, sample_workspace
-from engine.model.sampling import mask_filtered, sample, uniforms
-from tests.engine.model.kernels.drawn import drawn_by_triton
+from engine.model.sampling import gumbel, mask_filtered, sample, uniforms
+from tests.engine.model.kernels.drawn import drawn_by_triton, gumbel_by_triton, gumbel_in_float64, uniform_numbers
 from tests.engine.model.sampled import params
 
 TEMPERATURES = [0.0, 1.0, 0.3, 5.0, 1e-5, 0.0]
@@ -26,14 +26,28 @@ def test_the_specification_draws_the_bits_that_triton_draws():
     assert torch.equal(one.view(torch.int32), specified[:, ::4].contiguous().view(torch.int32))
 
 
+def test_noise_is_right_from_end_to_end_of_the_unit_interval():
+    uniform = uniform_numbers(300)
+    expected = gumbel_in_float64(uniform)
+    assert expected.max() > 22
+    assert expected.min() < -2.8
+    for noise in (gumbel(uniform), gumbel_by_triton(uniform, approximate=False)):
+        assert (noise - expected).abs().max() < 3e-6
+
+
+def in_parts(monkeypatch, parts, num_seqs, tile):
+    """Rows are cut into so many parts, as far as there are tiles."""
+    monkeypatch.setattr(kernels, "TILE", tile)
+    monkeypatch.setattr(kernels, "PROGRAMS_PER_SM", num_seqs)
+    monkeypatch.setattr(kernels, "multiprocessors", lambda device: parts)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize(
     "vocab_size,dtype,tile", [(1, "float32", 64), (5, "float16", 64), (257, "bfloat16", 64), (1000, "float32", 256)]
 )
 def test_tokens_are_the_specified_ones_however_a_row_is_cut(monkeypatch, vocab_size, dtype, tile, parts):
-    monkeypatch.setattr(kernels, "TILE", tile)
-    monkeypatch.setattr(kernels, "PROGRAMS_PER_SM", len(POSITIONS))
-    monkeypatch.setattr(kernels, "multiprocessors", lambda device: parts)
+    in_parts(monkeypatch, parts, 6, tile)
     logits, rows = logits_of(6, vocab_size, getattr(torch, dtype)), params(TEMPERATURES, SEEDS)
     assert sample_fused(logits, rows, POSITIONS).tolist() == sample(logits, rows, POSITIONS).tolist()
 
@@ -57,9 +71,9 @@ def test_tokens_go_to_their_place_and_the_workspace_is_the_callers():
     assert workspace[floats:].isnan().all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_no_number_is_never_picked_and_a_row_without_any_gives_token_zero(monkeypatch, temperature):
-    monkeypatch.setattr(kernels, "TILE", 16)
+@pytest.mark.parametrize("temperature,parts", [(0.0, 1), (0.0, 3), (1.0, 1), (1.0, 3)])
+def test_what_is_no_number_is_never_picked_and_a_row_without_any_gives_token_zero(monkeypatch, temperature, parts):
+    in_parts(monkeypatch, parts, 6, 16)
     nan, inf = torch.nan, torch.inf
     logits = torch.full((6, 40), nan)
     logits[0, 33] = 2.0
@@ -69,15 +83,15 @@ def test_what_is_no_number_is_never_picked_and_a_row_without_any_gives_token_zer
     logits[4, 3] = 1e30
     logits[5, 17] = -1e30
     rows = params([temperature] * 6)
-    for dtype in (torch.float32, torch.bfloat16):
-        tokens = sample_fused(logits.to(dtype), rows, torch.arange(6)).tolist()
-        assert tokens == sample(logits.to(dtype), rows, torch.arange(6)).tolist() == [33, 0, 0, 0, 20, 17]
+    tokens = sample_fused(logits.bfloat16(), rows, torch.arange(6)).tolist()
+    assert tokens == sample(logits.bfloat16(), rows, torch.arange(6)).tolist() == [33, 0, 0, 0, 20, 17]
 
 
-def test_of_equal_logits_the_lowest_id_wins_across_tiles_and_parts(monkeypatch):
-    monkeypatch.setattr(kernels, "TILE", 16)
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_of_equal_logits_the_lowest_id_wins_across_tiles_and_parts(monkeypatch, parts):
+    in_parts(monkeypatch, parts, 3, 16)
     logits = torch.zeros(3, 100)
-    logits[0, [37, 38, 90]] = 1.0
+    logits[0, [37, 38, 53, 90]] = 1.0
     logits[1, [99, 64]] = 1.0
     assert sample_fused(logits, params([0.0] * 3), torch.arange(3)).tolist() == [37, 64, 0]
 

@@ -119,9 +119,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(change, message)
 def test_pairs_land_where_they_say_and_nothing_else_changes(way, size, room, count):
     generator = torch.Generator().manual_seed(size)
     target = torch.randint(0, 1000, (size,), generator=generator, dtype=torch.int32)
-    pairs = torch.full((2, room), 2**31 - 1, dtype=torch.int32)  # behind count: an index outside
-    pairs[0, :count] = torch.randperm(size, generator=generator)[:count]
-    pairs[1, :count] = torch.arange(count) - 7
+    pairs = torch.stack((torch.randperm(size, generator=generator).repeat(2)[:room], torch.arange(room) - 7)).int()
     expected = target.tolist()
     for index, value in zip(*pairs[:, :count].tolist(), strict=True):
         expected[index] = value
