@@ -91,31 +91,14 @@ class LLM:
         `num_blocks` (blocks that requests can hold) or `kv_tokens` pins the capacity; without, it is what the device
         has left. Errors before the first request: EngineError, ValueError, DeviceUnavailable.
         """
-        if num_blocks is not None and kv_tokens is not None:
-            raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
         asked = Limits(max_num_seqs, max_num_batched_tokens, max_model_len or 0)
         self.engine = _engine_of(model, asked, engine)
-        limits = self.engine.limits
-        longest = max_model_len or limits.max_model_len
         self.seed = seed
-        backend = self.engine.backend
+        self._rules = _rules_of(self.engine, asked, chunked_prefill=enable_chunked_prefill)
+        longest, backend = self._rules.max_model_len, self.engine.backend
         size, self.block_size_reason = resolve_block_size(backend, block_size, longest, max_num_seqs)
-        if kv_tokens is not None:
-            num_blocks = kv_tokens // size
-        if num_blocks is None:
-            num_blocks = self.engine.budget(size, utilization=gpu_memory_utilization).num_blocks - 1
-        self.pool = PoolConfig(
-            capacity_blocks=num_blocks,
-            block_size=size,
-            max_model_len=longest,
-            enable_caching=enable_prefix_caching,
-        )
-        self._rules = SchedulerConfig(
-            max_model_len=longest,
-            max_num_seqs=min(max_num_seqs, limits.max_num_seqs),
-            max_num_batched_tokens=min(max_num_batched_tokens, limits.max_num_batched_tokens),
-            chunked_prefill=enable_chunked_prefill,
-        )
+        blocks = _capacity(self.engine, size, num_blocks, kv_tokens, gpu_memory_utilization)
+        self.pool = PoolConfig(blocks, size, longest, enable_caching=enable_prefix_caching)
         self.allocator_name, self._kernel = allocator, kernel
         self._stopping = Stopping(self.engine.architecture.eos_token_ids, self.engine.model.tokenizer)
         self._asked: dict[object, _Asked] = {}
@@ -123,7 +106,6 @@ class LLM:
         self._num_requests = 0
         self.num_preemptions = 0
         """Of all calls so far."""
-        self._interrupted = False
         self._start()
 
     def _start(self) -> None:
@@ -250,6 +232,28 @@ def _engine_of(model: str | Engine, asked: Limits, options: dict[str, Any]) -> E
     if longest > model.limits.max_model_len:
         raise EngineError(f"max_model_len: the engine takes at most {model.limits.max_model_len}, got {longest}")
     return model
+
+
+def _rules_of(engine: Engine, asked: Limits, *, chunked_prefill: bool) -> SchedulerConfig:
+    """What was asked for, within what the engine has buffers for."""
+    limits = engine.limits
+    return SchedulerConfig(
+        max_model_len=asked.max_model_len or limits.max_model_len,
+        max_num_seqs=min(asked.max_num_seqs, limits.max_num_seqs),
+        max_num_batched_tokens=min(asked.max_num_batched_tokens, limits.max_num_batched_tokens),
+        chunked_prefill=chunked_prefill,
+    )
+
+
+def _capacity(
+    engine: Engine, block_size: int, num_blocks: int | None, kv_tokens: int | None, utilization: float
+) -> int:
+    """Blocks that requests can hold: pinned, or what the device has left."""
+    if num_blocks is not None and kv_tokens is not None:
+        raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
+    if kv_tokens is not None:
+        return kv_tokens // block_size
+    return engine.budget(block_size, utilization=utilization).num_blocks - 1 if num_blocks is None else num_blocks
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
