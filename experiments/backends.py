@@ -84,8 +84,20 @@ def shape_of(config: Config) -> ModelShape:
     """Sizes of the configuration's model; ValueError if there is none of that name."""
     from engine.core.catalogue import lookup
 
-    assert config.model.name is not None
-    return lookup(config.model.name)
+    name = config.model.name
+    assert name is not None
+    if name.endswith(".gguf") and is_real(config):
+        return _gguf_shape(Path(name))
+    return lookup(name)
+
+
+def _gguf_shape(path: Path) -> ModelShape:
+    need_torch(f"the model {path.name}")
+    from engine.core.model_shape import read_model_shape
+    from engine.model.gguf_file import config_of
+    from engine.model.gguf_header import read_header
+
+    return read_model_shape(config_of(read_header(path)), path.stem)
 
 
 def engine_config_of(config: Config) -> EngineConfig:
@@ -146,7 +158,7 @@ def engine_for(config: EngineConfig) -> Engine:
 
     try:
         return Engine(config)
-    except DeviceUnavailable as error:
+    except (DeviceUnavailable, ModuleNotFoundError) as error:
         raise DeviceMissing(str(error)) from error
 
 

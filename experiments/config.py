@@ -108,7 +108,7 @@ def map_paths(values: Mapping[str, Any], change: Any) -> dict[str, Any]:
             k: change(v) if isinstance(v, str) else v for k, v in new["workload.lengths"].items()
         }
     model = new.get("model.name")
-    if isinstance(model, str) and ("/" in model or model.endswith(".json")) and Path(change(model)).exists():
+    if isinstance(model, str) and ("/" in model or model.endswith((".json", ".gguf"))) and Path(change(model)).exists():
         new["model.name"] = change(model)
     kind, colon, path = str(new.get("measure.step_model", "")).partition(":")
     if colon and kind in ("table", "recorded"):

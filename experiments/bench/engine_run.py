@@ -75,6 +75,11 @@ class EngineWanted:
         if self.profile and self.device != "cuda":
             raise ValueError(f"--profile reads the kernel times of a CUDA device, and the device is {self.device}")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, files and folders by name."""
+        named: dict[str, Any] = without_folders(asdict(self))
+        return named
+
     @property
     def longest(self) -> int:
         """Most tokens of a request."""
@@ -113,7 +118,7 @@ class EngineMeasured:
         """Everything but the long table of steps."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "config": asdict(self.wanted),
+            "config": self.wanted.to_dict(),
             "machine": self.machine,
             "engine": self.engine,
             "num_blocks": self.num_blocks,
@@ -132,7 +137,7 @@ def measure(wanted: EngineWanted, say: Say) -> EngineMeasured:
     runs: list[BatchRun] = []
     for index in range(wanted.num_runs):
         runs.append(run_batch(wanted, engine, allocator, executor, index))
-        done.rows.append(row_of(asdict(wanted), runs[-1], index))
+        done.rows.append(row_of(wanted.to_dict(), runs[-1], index))
         say(line_of(done.rows[-1]))
     best = min(range(len(runs)), key=lambda index: runs[index].wall_s)
     done.rows[best]["best"] = True

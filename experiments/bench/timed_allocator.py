@@ -27,6 +27,8 @@ class TimedAllocator:
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the allocator's own."""
+        if name == "held":  # a copy that is being made has none yet
+            raise AttributeError(name)
         return getattr(self.held, name)
 
     def lookup(self, request: Request) -> Hit:

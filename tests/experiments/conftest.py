@@ -65,3 +65,31 @@ def tree():
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
     return read
+
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A folder with the config.json of a model that a CPU runs in milliseconds a step; it has no weights."""
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder

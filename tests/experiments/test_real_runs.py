@@ -1,0 +1,104 @@
+"""The real engine behind `run` and `compare`, on a CPU: its decisions are the simulator's, and its steps play back."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from tests.engine.model import smollm2
+from workloads import save_trace, synthetic_trace
+
+pytest.importorskip("torch")
+POOL = ("--kv-tokens", "256", "--max-model-len", "128", "--max-num-batched-tokens", "48", "--max-num-seqs", "8")
+SIMULATED = ("--step-model", "linear:0.01,0,0,0", "--record", "steps")
+ALLOCATORS = "paged,orca-max,orca-oracle,contiguous-chunk(16)-first-fit"
+CLOCK = ("time_s", "duration_s")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """Files with the same lengths: all at once, and arriving by and by."""
+    folder = tmp_path_factory.mktemp("traces")
+    for name, arrivals in (("closed", "all-at-once"), ("open", "poisson")):
+        trace = synthetic_trace(arrivals, "uniform:8-40,4-40", 16, 5, rate_per_s=100.0)
+        save_trace(trace, folder / f"{name}.csv")
+    return folder
+
+
+@pytest.fixture
+def played(pagelab, traces, tiny_model, tmp_path):
+    """Runs a verb and returns the folders of its cells, in the order of summary.csv."""
+
+    def call(name, verb, trace, *words):
+        given = ("--trace", traces / f"{trace}.csv", "--model", tiny_model, *POOL, "--no-report", "-o", name)
+        done = pagelab(verb, *given, *words)
+        assert done.code == 0, done.err
+        return [tmp_path / name / "cells" / cell for cell in pd.read_csv(tmp_path / name / "summary.csv")["cell"]]
+
+    return call
+
+
+def steps_of(cell):
+    return pd.read_parquet(cell / "steps.parquet")
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_with_all_requests_at_0_the_engine_decides_as_the_simulator(played, block_size):
+    grid = ("--allocator", ALLOCATORS, "--block-size", block_size)
+    simulated = played("sim", "compare", "closed", *grid, *SIMULATED)
+    real = played("cpu", "compare", "closed", *grid, "--backend", "cpu", "--weights-seed", "1", "--kernel", "paged")
+    assert len(simulated) == len(real) == 4
+    for ours, theirs in zip(simulated, real, strict=True):
+        first, second = steps_of(ours), steps_of(theirs)
+        columns = [name for name in first if name not in CLOCK]
+        pd.testing.assert_frame_equal(first[columns], second[columns])
+        requests = [pd.read_parquet(cell / "requests.parquet").filter(regex="num_|status") for cell in (ours, theirs)]
+        pd.testing.assert_frame_equal(*requests)
+    storms = [json.loads((cell / "summary.json").read_text())["num_preemptions"] for cell in simulated]
+    assert storms[0] > 0
+
+
+def test_both_kernels_of_a_contiguous_allocator_run(played):
+    cells = played(
+        *("cpu", "compare", "closed", "--allocator", "paged,orca-oracle"), "--backend", "cpu", "--weights-seed", "1"
+    )
+    summaries = [json.loads((cell / "summary.json").read_text()) for cell in cells]
+    kernels = [(row["allocator"], row["kernel"]) for row in summaries]
+    assert kernels == [("paged", "paged"), ("orca-oracle", "paged"), ("orca-oracle", "contiguous")]
+    paged, twin = (steps_of(cell)["num_batched_tokens"] for cell in cells[1:])
+    assert paged.equals(twin)
+    assert all(row["wall_output_tok_per_s"] > 0 and row["num_finished"] == 16 for row in summaries)
+    for row in summaries:
+        assert row["makespan_s"] == pytest.approx(row["replay_wall_s"], rel=0.2)
+
+
+def test_the_simulator_reproduces_a_run_of_the_engine_with_real_arrivals(played):
+    (real,) = played("cpu", "run", "open", "--backend", "cpu", "--weights-seed", "1", "--map-frames", "4")
+    recorded = f"recorded:{real / 'steps.parquet'}"
+    (simulated,) = played("sim", "run", "open", "--step-model", recorded, "--record", "steps", "--map-frames", "4")
+    for name in ("requests", "timeline", "map"):
+        assert (real / f"{name}.parquet").read_bytes() == (simulated / f"{name}.parquet").read_bytes()
+    first, second = (json.loads((cell / "summary.json").read_text()) for cell in (real, simulated))
+    assert {name: first[name] for name in second} == second
+    assert json.loads((real / "validation.json").read_text())["passed"]
+
+
+def test_a_model_without_the_weights_that_it_needs_is_exit_2(pagelab, traces, tiny_model, tmp_path):
+    words = ("run", "--trace", traces / "open.csv", *POOL, "--backend", "cpu", "-o", "out")
+    done = pagelab(*words, "--model", tiny_model)
+    assert done.code == 2
+    assert "safetensors" in done.err
+    done = pagelab(*words, "--model", tiny_model, "--weights-seed", "0", "--attention", "reference-mla")
+    assert done.code == 2
+    assert "reference-mla" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_smollm2_serves_a_trace_from_its_gguf_file(pagelab, traces, strict_object):
+    if smollm2.find() is None:
+        pytest.skip(smollm2.WHY_NOT)
+    words = ("--trace", traces / "open.csv", *POOL, "--num-requests", "4", "--backend", "cpu", "--json")
+    answer = strict_object(pagelab("run", *words, "--model", smollm2.find()).out)
+    assert answer["engine"]["weights"]["kind"] == "gguf"
+    assert answer["runs"][0]["num_finished"] == 4
