@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from array import array
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 _private_ids = itertools.count(1)
+BYTES_PER_TOKEN = 8
 
 
 class Content(Protocol):
@@ -68,18 +70,21 @@ class TokenContent:
             self._block_size, self._chain = block_size, []
         if stop * block_size > len(self.tokens):
             raise ValueError(f"block {stop - 1} of {block_size} tokens is not full: {len(self.tokens)} tokens known")
-        for index in range(len(self._chain), stop):
-            self._chain.append(self._digest(index))
+        if stop > len(self._chain):
+            self._extend(stop)
         return self._chain[start:stop]
 
-    def _digest(self, index: int) -> bytes:
-        size = self._block_size
-        extra = [("lora", self.lora)] if self.lora is not None else []
-        if index == 0 and self.salt is not None:
-            extra.append(("salt", self.salt))
-        block = (tuple(self.tokens[index * size : (index + 1) * size]), tuple(extra))
-        parent = self._chain[index - 1] if index else b"root"
-        return hashlib.sha256(parent + repr(block).encode()).digest()
+    def _extend(self, stop: int) -> None:
+        """Digests of the blocks that follow, up to `stop`."""
+        chain, size = self._chain, self._block_size
+        first = len(chain)
+        tokens = array("q", self.tokens[first * size : stop * size]).tobytes()
+        parent, width = chain[-1] if first else b"root", size * BYTES_PER_TOKEN
+        lora = b"" if self.lora is None else repr(("lora", self.lora)).encode()
+        for index, start in enumerate(range(0, len(tokens), width), first):
+            extra = lora if index or self.salt is None else lora + repr(("salt", self.salt)).encode()
+            parent = hashlib.sha256(parent + tokens[start : start + width] + extra).digest()
+            chain.append(parent)
 
 
 class BlockIdContent:
