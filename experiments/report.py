@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from experiments.figures import FIGURES, Stored
+from experiments.figures import FIGURES, MEASURED_FIGURES, Stored
 from experiments.figures.answer import answer
 from experiments.figures.block_size import unequal_pools
 from experiments.figures.caption import caption_of, command_of
@@ -56,7 +56,8 @@ def write_report(folder: Path) -> Path:
 def build_report(folder: Path) -> Report:
     """The same, with the errors."""
     stored = Stored(folder)
-    figures = draw_all(stored, FIGURES.values(), folder / "figures")
+    wanted = [*(MEASURED_FIGURES if stored.is_measured else ()), *FIGURES.values()]
+    figures = draw_all(stored, wanted, folder / "figures")
     context = context_of(stored, figures)
     path = folder / "report.html"
     partial = path.with_name(".report.html.tmp")

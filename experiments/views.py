@@ -35,7 +35,9 @@ def report_verb(folder: Path, *, as_json: bool) -> int:
 def _built(folder: Path) -> tuple[Path, list[str]]:
     """The page, and the figures that failed; measurements of kernels have a page of their own."""
     entries = read_manifest(folder)
-    if entries.get("verb") == "bench kernel":
+    if (verb := entries.get("verb")) in ("bench engine", "bench alloc"):
+        raise UsageError(f"{folder}: results of {verb} are tables without a report: see {store.SUMMARY}")
+    if verb == "bench kernel":
         from experiments.bench.stored import read
         from experiments.bench.verb import remake
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from cyclopts import App, Parameter, Token
+from cyclopts import App, Parameter
 
+from experiments.bench.engine_flags import EngineFlags, whole
 from experiments.flags import Argv, Json, Overwrite
 
 Several = Parameter(negative=(), show_default=False)
 
 
-def _whole(kind: Any, tokens: Sequence[Token]) -> int:
-    """Cyclopts alone would round 1.5."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"expected a whole number, got {tokens[0].value!r}") from None
-
-
-Whole = Parameter(converter=_whole)
+Whole = Parameter(converter=whole)
 Switch = Parameter(negative=(), show_default=False)
 
 bench_app = App(name="bench", help="Measure on a device.", result_action="return_value")
@@ -83,26 +76,7 @@ def kernel(
 @bench_app.command
 def engine(
     *,
-    model: Annotated[str, Parameter(name=("-m", "--model"))] = "llama-3-8b",
-    device: str = "cuda",
-    dtype: str = "auto",
-    attention: str = "auto",
-    layout: str | None = None,
-    allocator: str = "paged",
-    kernel: Literal["paged", "contiguous"] = "paged",
-    block_size: Annotated[int, Whole] = 16,
-    prefix_caching: Annotated[bool, Parameter(name="--prefix-caching", negative="--no-prefix-caching")] = False,
-    num_requests: Annotated[int, Whole] = 256,
-    input_len: Annotated[int, Whole] = 512,
-    output_len: Annotated[int, Whole] = 128,
-    max_num_seqs: Annotated[int, Whole] = 256,
-    max_num_batched_tokens: Annotated[int, Whole] = 8192,
-    max_model_len: Annotated[int | None, Whole] = None,
-    kv_tokens: Annotated[int | None, Whole] = None,
-    num_runs: Annotated[int, Whole] = 3,
-    graphs: Annotated[bool, Parameter(name="--graphs", negative="--no-graphs")] = True,
-    profile: Annotated[bool, Switch] = False,
-    seed: Annotated[int, Whole] = 0,
+    flags: EngineFlags = EngineFlags(),  # noqa: B008
     output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
     measured_in: Annotated[Path | None, Parameter(name="--from", show_default=False)] = None,
     overwrite: Overwrite = False,
@@ -115,30 +89,6 @@ def engine(
 
     Parameters
     ----------
-    model
-        Catalogue name, Hugging Face folder or .gguf file.
-    device
-        cuda or cpu.
-    dtype
-        float32, float16, bfloat16 or auto (cpu: float32; cuda: the model's).
-    attention
-        Attention back end, or auto (cpu: reference; cuda: triton).
-    layout
-        KV layout by name [the back end's own].
-    allocator
-        Who hands out the blocks.
-    kernel
-        paged, or contiguous (no block table) for allocators whose blocks are adjacent.
-    max_model_len
-        Longest request [input_len + output_len].
-    kv_tokens
-        Tokens of the pool [all requests at their longest].
-    num_runs
-        Runs; the best by wall clock is reported, all are kept.
-    profile
-        Also trace a few steps: kernels by name, and what is left to the host (cuda only).
-    seed
-        Of prompts and random weights.
     output_dir
         Results folder: a row a run, the steps of the best one, manifest.
     measured_in
@@ -146,10 +96,7 @@ def engine(
     """
     from experiments.bench.engine_verb import engine_verb
 
-    given = dict(locals())
-    other = ("output_dir", "measured_in", "overwrite", "json", "argv", "engine_verb")
-    options = {name: value for name, value in given.items() if name not in other}
-    return engine_verb(options, argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
+    return engine_verb(asdict(flags), argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
 
 
 @bench_app.command

@@ -68,7 +68,7 @@ def read(folder: Path) -> EngineMeasured:
         about = json.loads(place.read_text("utf-8"))
         config, machine, engine, num_blocks = (about[key] for key in MACHINE_KEYS)
         rows, steps = (from_csv((folder / name).read_text("utf-8")) for name in (ROWS_FILE, STEPS_FILE))
-        profile = from_csv((folder / PROFILE_FILE).read_text("utf-8")) if config["profile"] else []
+        profile = from_csv((folder / PROFILE_FILE).read_text("utf-8")) if (folder / PROFILE_FILE).is_file() else []
         done = EngineMeasured(EngineWanted(**config), machine, engine, num_blocks, rows, steps, profile)
         report(done.rows, done.steps, done.profile)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from experiments.bench.engine_rows import Row, Step, full_decodes
-from experiments.bench.engine_run import EngineWanted, scheduler_of, stepping
+from experiments.bench.engine_run import EngineWanted, Say, scheduler_of, stepping
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -98,7 +98,12 @@ def rows_of(window: Window, kernels: Iterable[Kernel], steps: Sequence[Step]) ->
 
 
 def profiled(
-    wanted: EngineWanted, engine: Engine, allocator: KVAllocator, executor: ModelExecutor, steps: Sequence[Step]
+    wanted: EngineWanted,
+    engine: Engine,
+    allocator: KVAllocator,
+    executor: ModelExecutor,
+    steps: Sequence[Step],
+    say: Say,
 ) -> list[Row]:
     """Runs the batch once more under the profiler, in the windows of the run that had these steps."""
     scheduler = scheduler_of(wanted, engine, allocator, wanted.num_runs)
@@ -106,7 +111,9 @@ def profiled(
     for _ in stepping(scheduler, executor, tracer.before):
         pass
     tracer.stop()
-    return [row for window, kernels in tracer.done for row in rows_of(window, kernels, steps)]
+    if not any(kernels for _, kernels in tracer.done):
+        say("the profiler saw no kernels (it needs CUPTI): no table of where the time goes")
+    return [row for window, kernels in tracer.done if kernels for row in rows_of(window, kernels, steps)]
 
 
 class Tracer:

@@ -145,7 +145,7 @@ def measure(wanted: EngineWanted, say: Say) -> EngineMeasured:
     if wanted.profile:
         from experiments.bench.engine_profile import profiled
 
-        done.profile = profiled(wanted, engine, allocator, executor, runs[best].steps)
+        done.profile = profiled(wanted, engine, allocator, executor, runs[best].steps, say)
     return done
 
 

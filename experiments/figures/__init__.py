@@ -1,6 +1,6 @@
 """Figures of stored results. A drawing function takes axes and frames, draws, and returns the plotted numbers."""
 
-from experiments.figures import batch, block_size, fragmentation, latency, lengths, memory, states, waste
+from experiments.figures import batch, block_size, fragmentation, latency, lengths, memory, states, throughput, waste
 from experiments.figures.batch import batched_requests
 from experiments.figures.block_size import by_block_size
 from experiments.figures.fragmentation import external_fragmentation
@@ -30,9 +30,12 @@ FIGURES: dict[str, Figure] = {
     )
 }
 """By name, in the order of the report."""
+MEASURED_FIGURES: tuple[Figure, ...] = (throughput.FIGURE,)
+"""More, of runs on the real engine; they come first."""
 
 __all__ = [
     "FIGURES",
+    "MEASURED_FIGURES",
     "Figure",
     "NothingToDrawError",
     "Stored",

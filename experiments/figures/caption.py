@@ -78,8 +78,11 @@ def num_requests_of(stored: Stored) -> str:
 
 def caption_of(stored: Stored, *, base: bool = True) -> str:
     """One line, for the page and the picture alike; `base`: it shows the rows of one block size only."""
-    if stored.manifest.get("verb") == "bench kernel":
+    verb = str(stored.manifest.get("verb"))
+    if verb == "bench kernel":
         return kernel_caption(stored.manifest)
+    if verb.startswith("bench "):
+        return f"device: {stored.manifest.get('device', 'unknown')} · {command_of(stored.manifest)}"
     name, digest = trace_of(stored.manifest)
     sizes = block_sizes(stored.base if base else stored.summary)
     parts = [

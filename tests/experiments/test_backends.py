@@ -9,12 +9,24 @@ import pytest
 
 from experiments.backends import NOT_BIT_BY_BIT
 from experiments.resolve import plan_of
+from experiments.series import allocator_of, series_of
 from experiments.settings import Config
+from experiments.style import in_order, look_of
 from sim.metrics import ENGINE_METRICS
 from tests.experiments import fake_engine
 
 DEMO = Path(__file__).resolve().parents[2] / "results/reference/demo"
 SMALL = ("--kv-tokens", "4000", "--max-model-len", "2048", "--model", "opt-125m")
+
+
+def test_runs_with_the_contiguous_kernel_are_a_series_of_their_own_beside_their_allocators():
+    twin = series_of("orca-max", "contiguous")
+    assert (twin, series_of(twin, "contiguous"), allocator_of(twin)) == (twin, twin, "orca-max")
+    assert series_of("orca-max") == series_of("orca-max", "paged") == allocator_of("orca-max") == "orca-max"
+    assert in_order(["paged", twin, "orca-oracle", "orca-max"]) == ["orca-max", twin, "orca-oracle", "paged"]
+    looks = [look_of(name) for name in ("orca-max", twin)]
+    assert looks[0].colour != looks[1].colour
+    assert looks[0].line == looks[1].line
 
 
 @pytest.fixture

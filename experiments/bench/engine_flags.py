@@ -1,0 +1,57 @@
+"""The options of `bench engine`: what `experiments.bench.engine_run.EngineWanted` is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter, Token
+
+
+def whole(kind: Any, tokens: Sequence[Token]) -> int:
+    """Cyclopts alone would round 1.5."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[0].value!r}") from None
+
+
+def _option(text: str = "", *names: str) -> Any:
+    return Parameter(help=text, name=names or None)
+
+
+def _number(text: str = "") -> Any:
+    return Parameter(help=text, converter=whole)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    """A closed batch, and the engine that serves it."""
+
+    model: Annotated[str, _option("Catalogue name, Hugging Face folder or .gguf file.", "-m", "--model")] = "llama-3-8b"
+    device: Annotated[str, _option("cuda or cpu.")] = "cuda"
+    dtype: Annotated[str, _option("float32, float16, bfloat16; auto: float32 on a CPU, the model's on a GPU.")] = "auto"
+    attention: Annotated[str, _option("Attention back end; auto: reference on a CPU, triton on a GPU.")] = "auto"
+    layout: Annotated[str | None, _option("KV layout by name [the back end's own].")] = None
+    allocator: Annotated[str, _option("Who hands out the blocks.")] = "paged"
+    kernel: Annotated[
+        Literal["paged", "contiguous"], _option("contiguous: no block table, where an allocator's blocks are adjacent.")
+    ] = "paged"
+    block_size: Annotated[int, _number()] = 16
+    prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = False
+    num_requests: Annotated[int, _number()] = 256
+    input_len: Annotated[int, _number()] = 512
+    output_len: Annotated[int, _number()] = 128
+    max_num_seqs: Annotated[int, _number()] = 256
+    max_num_batched_tokens: Annotated[int, _number()] = 8192
+    max_model_len: Annotated[int | None, _number("Longest request [input_len + output_len].")] = None
+    kv_tokens: Annotated[int | None, _number("Tokens of the pool [all requests at their longest].")] = None
+    num_runs: Annotated[int, _number("The best by wall clock is reported, all are kept.")] = 3
+    graphs: Annotated[bool, Parameter(negative="--no-graphs", help="Decode steps as CUDA graphs.")] = True
+    profile: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Also trace a few steps: kernels by name."),
+    ] = False
+    seed: Annotated[int, _number("Of prompts and random weights.")] = 0
