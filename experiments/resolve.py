@@ -19,7 +19,7 @@ from experiments.exits import UsageError
 from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
 from experiments.series import AttentionKernel
-from experiments.settings import Config, Memory, Scheduling, Workload
+from experiments.settings import Config, Kernel, Memory, Scheduling, Workload
 from experiments.step_cost import step_model_of
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) ->
     model_len = implied.max_model_len or shape_of(config.model_copy(update=update)).max_model_len
     update["model"] = _gaps(update["model"], max_model_len=model_len)
     update["scheduler"] = _scheduling(config.scheduler, implied.preset)
+    update["kv"] = update["kv"].model_copy(update={"kernel": _kernel(config, verb)})
     if is_real(config):
-        update["kv"] = _gaps(update["kv"], kernel="both" if verb == "compare" else "paged")
         update["engine"] = _gaps(config.engine, dtype="auto", attention="auto", graphs=True)
         if not Path(update["model"].name).exists():  # the catalogue has no weights; a folder has its own
             update["engine"] = _gaps(update["engine"], weights_seed=0)
@@ -100,6 +100,13 @@ def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) ->
         end_s=implied.end_s or "none",
     )
     return config.model_copy(update={"workload": workload, **update})
+
+
+def _kernel(config: Config, verb: str) -> Kernel | None:
+    """The attention kernels to run; nothing where none is."""
+    if not is_real(config):
+        return None
+    return config.kv.kernel or ("both" if verb == "compare" else "paged")
 
 
 def _capacity(config: Config, kv: Memory, implied: defaults.WorkloadDefaults) -> Memory:

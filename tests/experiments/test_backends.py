@@ -51,6 +51,7 @@ def test_a_simulation_has_the_hash_that_it_had_before_there_was_an_engine():
     plan = plan_of(Config())
     assert plan.sha256 == recorded["config_sha256"]
     assert [cell.name for cell in plan.cells] == [cell["cell"] for cell in recorded["cells"]]
+    assert plan_of(Config.of(backend="sim", kernel="paged")).sha256 == plan.sha256
 
 
 def test_a_real_run_says_what_it_ran_on_and_keeps_every_step(real, tmp_path, engines):

@@ -23,6 +23,12 @@ def lab():
     return Lab(num_seeds=1, quick=True)
 
 
+@pytest.fixture(scope="module")
+def runs(lab):
+    """Both simulated runs, each once."""
+    return {name: lived(name, lab) for name in caching_allocator.ALLOCATORS}
+
+
 def test_a_replay_counts_who_holds_what_for_how_long():
     ticks = iter(range(0, 10_000, 100))
     found = replay(EVENTS, ExactFit(100), lambda: next(ticks))
@@ -40,8 +46,8 @@ def test_nothing_to_replay_is_no_error():
 
 
 @pytest.mark.parametrize("name", ["orca-oracle", "paged"])
-def test_lives_begin_and_end_in_turn_and_fit_the_pool_that_they_are_from(lab, name):
-    run = lived(name, lab)
+def test_lives_begin_and_end_in_turn_and_fit_the_pool_that_they_are_from(runs, name):
+    run = runs[name]
     held: dict[int, int] = {}
     peak = 0
     for request, num_bytes, after_ps in run.events:
@@ -58,15 +64,15 @@ def test_lives_begin_and_end_in_turn_and_fit_the_pool_that_they_are_from(lab, na
     assert len(run.times_ns["admit"]) > 100
 
 
-def test_a_preempted_request_gives_its_memory_back_and_comes_again():
+def test_a_preempted_request_gives_its_memory_back_and_comes_again(runs):
     assert Lifetimes(1).horizon(None, None, None) == 1
-    run = lived("paged", Lab(num_seeds=1))
-    takes = [event.request for event in run.events if event.num_bytes]
+    takes = [event.request for event in runs["paged"].events if event.num_bytes]
     assert len(takes) > len(set(takes))
 
 
-def test_claims_and_tables_stand_on_the_replays(lab, monkeypatch):
+def test_claims_and_tables_stand_on_the_replays(lab, runs, monkeypatch):
     monkeypatch.setattr(caching_allocator, "lacking", lambda: "")
+    monkeypatch.setattr(caching_allocator, "lived", lambda name, lab: runs[name])
     asked = []
 
     def counted(events, limit, setting):

@@ -1,6 +1,9 @@
 """`bench engine`: a closed batch on a CPU, its numbers, and what a profile is made of."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +22,7 @@ from experiments.bench.engine_rows import (
 )
 from experiments.bench.engine_run import EngineWanted
 
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = ("--num-requests", "6", "--input-len", "20", "--output-len", "5", "--max-num-batched-tokens", "64")
 
 
@@ -70,6 +74,29 @@ def test_stored_measurements_become_a_results_folder_anywhere(pagelab, tiny_mode
     broken = pagelab("bench", "engine", "--from", "raw")
     assert broken.code == 2
     assert "no measurements of the engine" in broken.err
+
+
+def test_the_measuring_core_imports_with_torch_and_numpy_alone():
+    blocked = (
+        "simpy",
+        "pydantic",
+        "cyclopts",
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "seaborn",
+        "rich",
+        "tomlkit",
+        "jinja2",
+    )
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); from experiments.bench import engine_main; "
+        "import experiments.bench.engine_profile, experiments.bench.caching_allocator, experiments.bench.alloc_run; "
+        "from engine.worker.engine import Engine; sys.exit(engine_main.main(['--num-runs', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "need num_runs of at least 1" in done.stderr
 
 
 @pytest.mark.parametrize(
