@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.worker.kernels.scatter import scatter_int32
+from engine.worker.kernels.scatter import HEAD, scatter_counted, scatter_int32
 
 Int64s = npt.NDArray[np.int64]
 PAIRS_AT_ONCE = 1 << 16
 """(index, block id) pairs of one upload; more go in several rounds."""
+FEW_PAIRS = 512
+"""Pairs, at least, that travel with a step's graph."""
 
 
 class BlockTable:
@@ -50,6 +52,9 @@ class BlockTable:
         pinned = self.device.type == "cuda"
         self._staging = torch.empty(2 * PAIRS_AT_ONCE, dtype=torch.int32, pin_memory=pinned)
         self._pairs = torch.empty_like(self._staging, device=self.device) if pinned else self._staging
+        self._few = max(FEW_PAIRS, max_num_reqs)
+        self._staged = torch.zeros(HEAD + 2 * self._few, dtype=torch.int32, pin_memory=pinned)
+        self._arrived = torch.zeros_like(self._staged, device=self.device) if pinned else self._staged
 
     # the CPU array ------------------------------------------------------------------------------------------------
 
@@ -112,14 +117,7 @@ class BlockTable:
         First in the preparation of a step, so that the copies overlap the rest of it. Asynchronous: the caller waits
         for the step before it commits again. Rows from num_rows on are left as they are, on both sides.
         """
-        due = [(row, start) for row, start in self._behind.items() if row < num_rows]
-        if not due:
-            return 0
-        for row, _ in due:
-            del self._behind[row]
-        rows = np.array([row for row, _ in due], np.int64)
-        starts = np.array([start for _, start in due], np.int64)
-        indices = _ranges(rows * self.max_blocks + starts, self.num_blocks[rows] - starts)
+        indices = self._due(num_rows)
         flat = self.cpu.reshape(-1)
         for start in range(0, len(indices), PAIRS_AT_ONCE):
             if start:
@@ -128,6 +126,40 @@ class BlockTable:
             self._upload(part, flat[part])
         self.num_uploaded += len(indices)
         return len(indices)
+
+    def stage(self, num_rows: int) -> int:
+        """As `commit`, but what is to be sent only waits on the host for `send_staged`, which a CUDA graph may hold.
+
+        More than a graph has room for is committed at once instead.
+        """
+        staged = self._staged.numpy()
+        count = sum(int(self.num_blocks[row]) - start for row, start in self._behind.items() if row < num_rows)
+        if count > self._few:
+            staged[0] = 0
+            return self.commit(num_rows)
+        staged[0] = count
+        if count:
+            indices = self._due(num_rows)
+            staged[HEAD : HEAD + count] = indices
+            staged[HEAD + self._few : HEAD + self._few + count] = self.cpu.reshape(-1)[indices]
+            self.num_uploaded += count
+        return count
+
+    def send_staged(self) -> None:
+        """Brings the device up to date with what was staged last. Commands only: captured, it is replayed with what is
+        staged then."""
+        if self._arrived is not self._staged:
+            self._arrived.copy_(self._staged, non_blocking=True)
+        scatter_counted(self.gpu.view(-1), self._arrived)
+
+    def _due(self, num_rows: int) -> Int64s:
+        """Flat indices of the entries of rows 0 to num_rows - 1 that the device lacks; from now on it has them."""
+        due = [(row, start) for row, start in self._behind.items() if row < num_rows]
+        for row, _ in due:
+            del self._behind[row]
+        rows = np.array([row for row, _ in due], np.int64)
+        starts = np.array([start for _, start in due], np.int64)
+        return _ranges(rows * self.max_blocks + starts, self.num_blocks[rows] - starts)
 
     def _upload(self, indices: Int64s, blocks: npt.NDArray[np.int32]) -> None:
         count = len(indices)
@@ -151,6 +183,6 @@ class BlockTable:
 def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
     """starts[0], starts[0] + 1, ... (counts[0] of them), then those of the next."""
     ends = np.cumsum(counts)
-    total = int(ends[-1])
+    total = int(ends[-1]) if len(ends) else 0
     ranges: Int64s = np.arange(total) + np.repeat(starts - (ends - counts), counts)
     return ranges

@@ -1,8 +1,8 @@
 """A step of nothing but decodes, over fixed buffers: prepared, run and sampled on the device, as one CUDA graph.
 
 From the device's own record of rows the step makes its inputs, and it leaves the sampled tokens there for the next one:
-between two steps of the same rows the host sends new block ids and nothing else. Graphs are captured by bucket of batch
-size; rows behind those in use have length 0 and slot -1.
+between two steps of the same rows the host writes new block ids into pinned memory and nothing else. Graphs are
+captured by bucket of batch size; rows behind those in use have length 0 and slot -1.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from engine.attention.metadata import AttentionMetadata
 from engine.model.sampling import SamplingTensors
+from engine.worker.captured import CapturedSteps
 from engine.worker.kernels.prepare import prepare_decode
 from engine.worker.sampler import sample_tokens
 
@@ -40,8 +41,7 @@ class DecodeStep:
         self._table = table
         self._state = state
         self._max_model_len = max_model_len
-        rows = table.gpu.shape[0]
-        device = table.device
+        rows, device = table.gpu.shape[0], table.device
         self._ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._slots = torch.full((rows,), -1, dtype=torch.int64, device=device)
@@ -49,20 +49,10 @@ class DecodeStep:
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         gpu = state.gpu
         self._sampling = SamplingTensors(gpu["temperature"], gpu["seeds"], gpu["top_k"], gpu["top_p"])
+        self.sampled = torch.zeros(rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+        """The step's tokens on the host, by row, once the step has been waited for."""
         self.buckets = buckets(rows)
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] | None = {} if graphs else None
-        self._logits: dict[tuple[int, bool], torch.Tensor] = {}
-        self._pool = torch.cuda.graph_pool_handle() if graphs else None
-
-    @property
-    def num_graphs(self) -> int:
-        """Captured so far."""
-        return len(self._graphs or ())
-
-    @property
-    def captures(self) -> bool:
-        """Whether steps are replayed as CUDA graphs."""
-        return self._graphs is not None
+        self.steps = CapturedSteps(self._issue, graphs=graphs)
 
     def bucket(self, num_rows: int) -> int:
         """The smallest batch size that holds so many rows."""
@@ -79,38 +69,25 @@ class DecodeStep:
         The sampled tokens are in the record's `last_tokens`. `filtered`: some row has top-k or top-p.
         """
         key = self.bucket(num_rows), filtered
-        if self._graphs is None:
-            return self._issue(*key)[:num_rows]
-        if key not in self._graphs:
+        if not self.steps.has(*key):
             self._capture(*key)
-        self._graphs[key].replay()
-        return self._logits[key][:num_rows]
+        return self.steps.run(*key)[:num_rows]
 
     def _capture(self, size: int, filtered: bool) -> None:
-        assert self._graphs is not None
-        # Once without capture: compiles kernels, lets cuBLAS take its workspace. No row is in use, nothing is written.
-        # The record keeps what it has: a capture runs nothing, and the warm-up writes behind the rows in use only.
-        rows = self._state.gpu["num_rows"]
-        kept, tokens = rows.clone(), self._state.gpu["last_tokens"].clone()
+        """No row is in use meanwhile, so that nothing is written; the record keeps what it has."""
+        rows, tokens = self._state.gpu["num_rows"], self._state.gpu["last_tokens"]
+        kept = rows.clone(), tokens.clone()
         rows.zero_()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._issue(size, filtered)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._logits[size, filtered] = self._issue(size, filtered)
-        rows.copy_(kept)
-        self._state.gpu["last_tokens"].copy_(tokens)
-        self._graphs[size, filtered] = graph
+        self.steps.capture(size, filtered)
+        rows.copy_(kept[0])
+        tokens.copy_(kept[1])
 
     def _issue(self, size: int, filtered: bool) -> torch.Tensor:
         """The step's commands, for `size` rows."""
         ids, positions, slots, lens = (x[:size] for x in (self._ids, self._positions, self._slots, self._lens))
         state, table = self._state.gpu, self._table
         last_tokens = state["last_tokens"]
+        table.send_staged()
         prepare_decode(
             last_tokens, state["seq_lens"], table.gpu, state["num_rows"][:1], ids, positions, slots, lens,
             table.block_size,
@@ -122,4 +99,5 @@ class DecodeStep:
         hidden = self._decoder.forward(ids, positions, slots, step)
         logits = self._decoder.logits(hidden)
         sample_tokens(logits, self._sampling.rows(size), positions, last_tokens[:size], filtered=filtered)
+        self.sampled[:size].copy_(last_tokens[:size], non_blocking=True)
         return logits

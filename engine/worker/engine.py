@@ -104,7 +104,7 @@ class Engine:
         self.release()
         executor = self._assemble(_TinyPool(block_size), "paged")
         if self.device.type == "cuda":
-            run_warm_up(executor, self.limits)
+            run_warm_up(executor)
         return kv_budget(self.device, self.block_bytes(block_size), utilization, self.config.kv_limit_bytes)
 
     def release(self) -> None:
@@ -140,7 +140,7 @@ class Engine:
         check_fits(self.device, allocator.num_blocks, self.block_bytes(size), self.config.kv_limit_bytes)
         made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, watch=watch)
         if warm_up and self.device.type == "cuda":
-            run_warm_up(made, self.limits)
+            run_warm_up(made)
         self.executor_in_use = made
         return made
 

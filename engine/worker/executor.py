@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.core.batch import StepResult
@@ -57,6 +59,21 @@ class RowSampling(NamedTuple):
 GREEDY = RowSampling()
 
 
+@dataclass(slots=True)
+class Ran:
+    """A step's sampled rows, and what is to be done with their tokens. Steps of the same rows share it."""
+
+    requests: list[Request]
+    tokens: list[RequestTokens]
+    puts: list[Callable[[int], None]]
+    """Where each row's token is kept, if nothing but keeping it is to be done; else empty."""
+    sampled: npt.NDArray[np.int32]
+    """The tokens, once the step has been waited for."""
+    filtered: bool
+    left: int
+    """Steps before one of the requests has all its tokens."""
+
+
 class ModelExecutor:
     """Runs each batch through a model. A request stops at its forced length (`num_stop_tokens`), or by `stops`."""
 
@@ -68,13 +85,14 @@ class ModelExecutor:
         limits: Limits,
         *,
         graphs: bool = False,
+        padded: bool | None = None,
         sampling: Callable[[Request], RowSampling] | None = None,
         stops: Callable[[Request, Sequence[int]], bool] | None = None,
         watch: Callable[[list[Request], torch.Tensor], None] | None = None,
     ) -> None:
         """`sampling` is asked once a request; None: greedy. `stops` is asked with a request's outputs after every
-        sampled token. `watch` is
-        given each step's logits [N, V] with the requests that they belong to, for tests."""
+        sampled token. `watch` is given each step's logits [N, V] with the requests that they belong to, for tests.
+        `padded`: mixed steps have the sizes that graphs have; None: on a device they do."""
         device = kv.caches[0].device
         size = allocator.block_size
         width = -(-limits.max_model_len // size)
@@ -84,23 +102,22 @@ class ModelExecutor:
         self.rows = BatchRows(self.table)
         self.state = RowState(limits.max_num_seqs, device)
         self.decode = DecodeStep(decoder, self.table, self.state, max_model_len=limits.max_model_len, graphs=graphs)
-        self._mixed = MixedStep(
-            decoder,
-            self.table,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_num_seqs=limits.max_num_seqs,
+        on_device = device.type == "cuda"
+        self.mixed = MixedStep(
+            decoder, self.table, limits, padded=on_device if padded is None else padded, graphs=graphs
         )
         self._allocator = allocator
         self._vocab_size = decoder.architecture.vocab_size
         self._asks = sampling
         self._stops = stops
         self._watch = watch
-        self._clock: HostClock | DeviceClock = DeviceClock() if device.type == "cuda" else HostClock()
-        self._read = torch.zeros(limits.max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._clock: HostClock | DeviceClock = DeviceClock() if on_device else HostClock()
         self._tokens: dict[Request, RequestTokens] = {}
         self._sampling: dict[Request, RowSampling] = {}
         self._fresh = False
         """Whether the device's record of rows is the host's."""
+        self._steady: Ran | None = None
+        """Of decode steps, while the rows stay."""
         self.steps: list[StepTime] = []
         self.outputs: dict[object, list[int]] = {}
         """Output tokens of the requests that finished, by request id."""
@@ -119,17 +136,16 @@ class ModelExecutor:
         self._clock.start()
         if batch.copies:
             self.kv.copy_blocks(batch.copies)
-        self.table.commit(self.rows.num_decodes + len(batch.chunks))
-        sampling, tokens, graph = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
-        count = len(sampling)
-        if count:
-            self._read[:count].copy_(tokens[:count], non_blocking=True)
+        self.table.stage(self.rows.num_decodes + len(batch.chunks))
+        ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
         self._clock.launched()
         host = (time.perf_counter_ns() - began) * PS_PER_NS
         duration, device = self._clock.wait()
-        new_tokens = batch.num_new_tokens - self.rows.num_decodes
-        self.steps.append(StepTime(duration, device, host, self.rows.num_decodes, new_tokens, graph))
-        stopped = self._book(batch, sampling)
+        decodes = self.rows.num_decodes
+        new_tokens = batch.num_new_tokens - decodes
+        self.steps.append(StepTime(duration, device, host, decodes, new_tokens, self.decode.steps.captures))
+        stopped = self._book(ran)
+        self._turn(batch.chunks, stopped)
         if not self.rows.requests and not batch.num_waiting:
             self._clock.rest()
         return StepResult(1, duration, stopped, duration)
@@ -193,35 +209,36 @@ class ModelExecutor:
 
     # steps --------------------------------------------------------------------------------------------------------
 
-    def _decode(self, batch: Batch) -> tuple[list[Request], torch.Tensor, bool]:
-        """All rows decode: who samples, the tokens on the device, whether a graph was replayed."""
-        requests = self.rows.decodes()
-        filtered = self._filtered(requests)
+    def _decode(self, batch: Batch) -> Ran:
+        """All rows decode."""
         if not self._fresh:
-            self._record(requests, batch.clock)
-        logits = self.decode.run(len(requests), filtered=filtered)
+            self._record(self.rows.decodes(), batch.clock)
+        ran = self._steady
+        assert ran is not None
+        logits = self.decode.run(len(ran.requests), filtered=ran.filtered)
         if self._watch is not None:
-            self._watch(requests, logits)
-        return requests, self.state.gpu["last_tokens"], self.decode.num_graphs > 0
+            self._watch(ran.requests, logits)
+        return ran
 
     def _record(self, requests: list[Request], clock: int) -> None:
         """Tells the device each row's last token and length."""
         cpu, count = self.state.cpu, len(requests)
         cpu["num_rows"][0] = count
-        cpu["last_tokens"][:count] = [self._tokens[request].outputs[-1] for request in requests]
+        cpu["last_tokens"][:count] = [self._tokens[request].kept[-1] for request in requests]
         cpu["seq_lens"][:count] = [request.base + clock - 1 for request in requests]
         if self._sampling:
             for name, values in zip(("temperature", "seeds", "top_k", "top_p"), self._rows_of(requests), strict=True):
                 cpu[name][:count] = values
         self.state.upload()
         self._fresh = True
+        self._steady = self._ran(requests, self.decode.sampled)
 
-    def _run_mixed(self, batch: Batch) -> tuple[list[Request], torch.Tensor, bool]:
+    def _run_mixed(self, batch: Batch) -> Ran:
         """Decodes and chunks, or chunks alone."""
         decodes, chunks = self.rows.decodes(), batch.chunks
         clock, tokens = batch.clock, self._tokens
         count = len(decodes)
-        parts = [np.array([tokens[r].outputs[-1] for r in decodes], np.int64)]
+        parts = [np.array([tokens[r].kept[-1] for r in decodes], np.int64)]
         ends = [chunk.num_context_tokens + chunk.num_new_tokens for chunk in chunks]
         parts += [tokens[c.request].between(c.num_context_tokens, end) for c, end in zip(chunks, ends, strict=True)]
         lens = [r.base + clock for r in decodes] + ends
@@ -236,11 +253,19 @@ class ModelExecutor:
             sampling=self._rows_of(sampling) if self._sampling else (),
             filtered=self._filtered(sampling),
         )
-        out, logits = self._mixed.run(inputs)
+        logits = self.mixed.run(inputs)
         self._fresh = False  # lengths went on without the device's record
         if self._watch is not None and sampling:
             self._watch(sampling, logits)
-        return sampling, out, False
+        return self._ran(sampling, self.mixed.sampled)
+
+    def _ran(self, requests: list[Request], sampled: torch.Tensor) -> Ran:
+        """What is to be booked once a step of these has been waited for."""
+        own = [self._tokens[request] for request in requests]
+        left = min((tokens.limit - tokens.num_outputs for tokens in own), default=0)
+        simple = self._stops is None and not any(tokens.forced for tokens in own)
+        puts = [tokens.kept.append for tokens in own] if simple else []
+        return Ran(requests, own, puts, sampled[: len(requests)].numpy(), self._filtered(requests), left)
 
     def _filtered(self, requests: list[Request]) -> bool:
         return bool(self._sampling) and any(self._sampling[request].filtered for request in requests)
@@ -252,26 +277,30 @@ class ModelExecutor:
 
     # after the step -----------------------------------------------------------------------------------------------
 
-    def _book(self, batch: Batch, sampling: list[Request]) -> list[Request]:
-        """Keeps the sampled tokens; who stops, and who decodes from now on."""
-        stopped = []
-        tokens, stops = self._tokens, self._stops
-        for request, token in zip(sampling, self._read[: len(sampling)].tolist(), strict=True):
-            own = tokens[request]
-            if own.content is None:
-                own.outputs.append(token)
-            elif own.append(token) != token:
+    def _book(self, ran: Ran) -> list[Request]:
+        """Keeps the sampled tokens; who stops."""
+        sampled = ran.sampled.tolist()
+        ran.left -= 1
+        if ran.puts:
+            for put, token in zip(ran.puts, sampled, strict=True):
+                put(token)
+            if ran.left > 0:
+                return []
+            return [r for r, own in zip(ran.requests, ran.tokens, strict=True) if own.num_outputs >= own.limit]
+        stopped, stops = [], self._stops
+        for request, own, token in zip(ran.requests, ran.tokens, sampled, strict=True):
+            if own.append(token) != token:
                 self._fresh = False  # forced: the device must go on from another token
-            if len(own.outputs) >= own.limit or (stops is not None and stops(request, own.outputs)):
+            if own.num_outputs >= own.limit or (stops is not None and stops(request, own.outputs)):
                 stopped.append(request)
-        self._promote(batch.chunks)
-        for request in stopped:
-            self.rows.leave(request)
-            self.outputs[request.request_id] = tokens.pop(request).outputs
-            self._sampling.pop(request, None)
         return stopped
 
-    def _promote(self, chunks: Sequence[Chunk]) -> None:
+    def _turn(self, chunks: Sequence[Chunk], stopped: Sequence[Request]) -> None:
+        """Who decodes from now on, and who leaves."""
         for chunk in chunks:
             if chunk.completes:
                 self.rows.promote(chunk.request)
+        for request in stopped:
+            self.rows.leave(request)
+            self.outputs[request.request_id] = self._tokens.pop(request).outputs
+            self._sampling.pop(request, None)

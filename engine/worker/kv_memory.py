@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -19,6 +19,15 @@ from engine.attention.metadata import AttentionMetadata
 from engine.attention.triton_backend import TritonBackend
 
 Kernel = Literal["paged", "contiguous"]
+
+
+class SplitMetadata(NamedTuple):
+    """A mixed step as two calls: rows of length 0 in the first get zeros, over which the second may write."""
+
+    decodes: AttentionMetadata | None
+    """Of the first tokens of the step, one a row; None: there are none."""
+    chunks: AttentionMetadata
+    """Of all tokens of the step; its rows' queries start behind the decodes."""
 
 
 class KVMemory:
@@ -66,8 +75,23 @@ class KVMemory:
         """K and V [NB, BS, KH, D] of a layer, to be written by slot."""
         return self._views[layer]
 
-    def attend(self, layer: int, q: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
+    def attend(
+        self, layer: int, q: torch.Tensor, metadata: AttentionMetadata | SplitMetadata, out: torch.Tensor
+    ) -> None:
         """Attention of q [T, H, D] over what is written, into out [T, H, D]."""
+        if isinstance(metadata, SplitMetadata):
+            decodes, chunks = metadata
+            if decodes is not None:
+                self._attend(layer, q[: decodes.num_tokens], decodes, out[: decodes.num_tokens])
+            if self.backend is TritonBackend:  # leaves the tokens of no row alone
+                self._attend(layer, q, chunks, out)
+            else:
+                first, behind = from_first(chunks)
+                self._attend(layer, q[first:], behind, out[first:])
+        else:
+            self._attend(layer, q, metadata, out)
+
+    def _attend(self, layer: int, q: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
         if self.kernel == "paged":
             self._impls[layer].attend(q, self.caches[layer], metadata, out)
         elif self.backend is TritonBackend:
@@ -89,6 +113,16 @@ class KVMemory:
     def data_ptrs(self) -> list[int]:
         """Address of every layer's cache: they never change."""
         return [cache.data_ptr() for cache in self.caches]
+
+
+def from_first(step: AttentionMetadata) -> tuple[int, AttentionMetadata]:
+    """The step's first token of any row, and the same step counted from there; waits for the device."""
+    if "from first" not in step.plans:
+        first = int(step.query_start_loc[0])
+        starts, slots = step.query_start_loc - first, step.slot_mapping[first:]
+        step.plans["from first"] = first, dataclasses.replace(step, query_start_loc=starts, slot_mapping=slots)
+    found: tuple[int, AttentionMetadata] = step.plans["from first"]
+    return found
 
 
 def without_table(step: AttentionMetadata) -> AttentionMetadata:

@@ -1,28 +1,43 @@
-"""A step with chunks of prompts in it: inputs made on the host, sent in one copy, run command by command.
+"""A step with chunks of prompts in it: inputs made on the host, sent in one copy, run over buffers of fixed sizes.
 
-Launching hides behind the computation of some thousand tokens; below that it is what such a step costs at least.
+On a device tokens are padded to a bucket and rows to the most that there can be, so that such a step is a CUDA graph,
+too: issued one by one, the commands of a small model's step take longer than the step. Decodes and chunks are then two
+calls of attention: the first leaves zeros where it has no row, the second writes the chunks' tokens over them. On a CPU
+sizes are those of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.metadata import AttentionMetadata
+from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.model.sampling import SamplingTensors
+from engine.worker.captured import CapturedSteps
+from engine.worker.kv_memory import SplitMetadata
 from engine.worker.sampler import sample_tokens
 from engine.worker.staging import StagingBuffer
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
     from engine.worker.block_table import BlockTable
+    from engine.worker.executor import Limits
 
 Int64s = npt.NDArray[np.int64]
+GREEDY_FILL = (0.0, 0, 0, 1.0)
+"""temperature, seed, top_k, top_p of a row that is not there."""
+
+
+def buckets(max_num_batched_tokens: int) -> list[int]:
+    """Numbers of tokens of graphs: multiples of 64 up to 512, of 128 up to 1,024, of 256 up to 2,048, of 512 beyond."""
+    most = max_num_batched_tokens
+    sizes = [*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), *range(2048, most + 512, 512)]
+    return [*(size for size in sizes if size < most), most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,55 +53,145 @@ class MixedInputs:
     num_decodes: int
     sampled_rows: Int64s
     """Rows [N] of which a token is sampled: all that decode, and the chunks that reach their last token."""
-    sampling: Sequence[npt.NDArray[np.generic]] = ()
+    sampling: Sequence[npt.NDArray[Any]] = ()
     """temperature, seeds, top_k, top_p [N] each; empty: greedy."""
     filtered: bool = False
+
+
+class Sizes(NamedTuple):
+    """Of a step's buffers: what a graph is captured for."""
+
+    tokens: int
+    decodes: int
+    chunks: int
+    samples: int
+    longest_chunk: int
+    longest_seq: int
+    filtered: bool
 
 
 class MixedStep:
     """Runs mixed steps of one model over one KV memory."""
 
-    def __init__(self, decoder: Decoder, table: BlockTable, *, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(self, decoder: Decoder, table: BlockTable, limits: Limits, *, padded: bool, graphs: bool) -> None:
+        """`padded`: sizes of buckets, as graphs need them; else those of the batch."""
         self._decoder = decoder
         self._table = table
-        self._staging = StagingBuffer(
-            32 * (max_num_batched_tokens + max_num_seqs) + 96 * max_num_seqs + 1024, table.device
-        )
-        self._sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=table.device)
+        self._limits = limits
+        self._padded = padded
+        rows = limits.max_num_seqs
+        self._staging = StagingBuffer(24 * limits.max_num_batched_tokens + 64 * rows + 1024, table.device)
+        self._places = torch.arange(rows + 1, dtype=torch.int32, device=table.device)
+        self._tokens_out = torch.zeros(rows, dtype=torch.int32, device=table.device)
+        self.sampled = torch.zeros(rows, dtype=torch.int32, pin_memory=table.device.type == "cuda")
+        """The step's tokens on the host, in the order of `sampled_rows`, once the step has been waited for."""
+        self.buckets = buckets(limits.max_num_batched_tokens)
+        self.steps = CapturedSteps(self._issue, graphs=graphs)
+        self._views: list[torch.Tensor] = []
 
-    def run(self, inputs: MixedInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step: sampled tokens [N] int32 and logits [N, V], both good until the next step."""
-        lens, query = inputs.seq_lens, inputs.query_lens
+    def capture_all(self) -> None:
+        """Captures the graphs of every bucket, largest first; nothing is written to any block."""
+        for tokens in reversed(self.buckets):
+            sizes = self._bucket(tokens, filtered=False)
+            self._send(_nothing(), sizes)
+            self.steps.capture(sizes)
+
+    def run(self, inputs: MixedInputs) -> torch.Tensor:
+        """One step; logits [N, V] of the sampled rows, good until the next step."""
+        sizes = self._sizes(inputs)
+        self._send(inputs, sizes)
+        if not self.steps.has(sizes):
+            self.steps.capture(sizes)  # runs the step once more than asked, with the same result
+        return self.steps.run(sizes)[: len(inputs.sampled_rows)]
+
+    def _bucket(self, tokens: int, *, filtered: bool) -> Sizes:
+        """The sizes of a graph for so many tokens."""
+        limits = self._limits
+        size = next(size for size in self.buckets if size >= tokens)
+        rows = limits.max_num_seqs
+        return Sizes(size, min(rows, size), rows, rows, size, limits.max_model_len, filtered)
+
+    def _sizes(self, inputs: MixedInputs) -> Sizes:
+        if self._padded:
+            return self._bucket(len(inputs.tokens), filtered=inputs.filtered)
+        n = inputs.num_decodes
+        return Sizes(
+            len(inputs.tokens),
+            n,
+            len(inputs.query_lens) - n,
+            len(inputs.sampled_rows),
+            int(inputs.query_lens[n:].max()),
+            int(inputs.seq_lens.max()),
+            inputs.filtered,
+        )
+
+    def _send(self, inputs: MixedInputs, sizes: Sizes) -> None:
+        """Everything that the commands read, in one copy; at the same places for the same sizes."""
+        lens, query, n = inputs.seq_lens, inputs.query_lens, inputs.num_decodes
         ends = np.cumsum(query)
         rows = np.repeat(np.arange(len(query)), query)
         positions = np.arange(len(rows)) + (lens - ends)[rows]
         last = ends[inputs.sampled_rows] - 1
-        arrays = [
-            inputs.tokens,
-            positions,
-            self._table.slot_mapping(rows, positions),
-            last,
-            positions[last],
-            np.concatenate(([0], ends)).astype(np.int32),
-            lens.astype(np.int32),
-            *inputs.sampling,
-        ]
-        ids, places, slots, sampled, after, starts, seq_lens, *sampling = self._staging.send(arrays)
-        n = inputs.num_decodes
-        step = AttentionMetadata(
-            starts,
-            seq_lens,
-            int(query.max()),
-            int(lens.max()),
-            self._table.gpu[: len(query)],
-            slots,
-            num_decodes=n,
+        total = len(rows)
+        starts = np.concatenate(([n], ends[n:]))
+        sampling = inputs.sampling or [np.zeros(0, dtype) for dtype in SAMPLING_TYPES]
+        self._views = self._staging.send(
+            [
+                _fill(inputs.tokens, sizes.tokens, 0),
+                _fill(positions, sizes.tokens, 0),
+                _fill(self._table.slot_mapping(rows, positions), sizes.tokens, PAD_SLOT),
+                _fill(last, sizes.samples, 0),
+                _fill(positions[last], sizes.samples, 0),
+                _fill(n + np.arange(len(query) - n), sizes.chunks, 0),
+                _fill(lens[:n], sizes.decodes, 0).astype(np.int32),
+                _fill(starts, sizes.chunks + 1, total).astype(np.int32),
+                _fill(lens[n:], sizes.chunks, 0).astype(np.int32),
+                *(_fill(x, sizes.samples, fill) for x, fill in zip(sampling, GREEDY_FILL, strict=True)),
+            ]
         )
-        hidden = self._decoder.forward(ids, places, slots, step)
-        if not len(last):
-            return self._sampled[:0], hidden[:0]
-        logits = self._decoder.logits(hidden.index_select(0, sampled))
-        out = self._sampled[: len(last)]
-        params = SamplingTensors(*sampling) if sampling else SamplingTensors.greedy(len(last), out.device)
-        sample_tokens(logits, params, after, out, filtered=inputs.filtered)
-        return out, logits
+
+    def _issue(self, sizes: Sizes) -> torch.Tensor:
+        """The step's commands; logits [samples, V]."""
+        ids, positions, slots, last, after, rows, decode_lens, starts, chunk_lens, *sampling = self._views
+        table, d = self._table, sizes.decodes
+        table.send_staged()
+        decodes = None
+        if d:
+            decodes = AttentionMetadata(
+                self._places[: d + 1],
+                decode_lens,
+                1,
+                sizes.longest_seq,
+                table.gpu[:d],
+                slots[:d],
+                num_decodes=d,
+            )
+        chunks = AttentionMetadata(
+            starts, chunk_lens, sizes.longest_chunk, sizes.longest_seq, table.gpu.index_select(0, rows), slots
+        )
+        hidden = self._decoder.forward(ids, positions, slots, SplitMetadata(decodes, chunks))
+        if not sizes.samples:
+            return hidden[:0]
+        logits = self._decoder.logits(hidden.index_select(0, last))
+        out = self._tokens_out[: sizes.samples]
+        sample_tokens(logits, SamplingTensors(*sampling), after, out, filtered=sizes.filtered)
+        self.sampled[: sizes.samples].copy_(out, non_blocking=True)
+        return logits
+
+
+SAMPLING_TYPES = (np.float32, np.int64, np.int32, np.float32)
+
+
+def _fill(values: npt.NDArray[Any], size: int, fill: float) -> npt.NDArray[Any]:
+    """`size` elements: the values, then the fill."""
+    if len(values) == size:
+        return values
+    filled = np.full(size, fill, values.dtype)
+    filled[: len(values)] = values
+    return filled
+
+
+def _nothing() -> MixedInputs:
+    """A step without tokens: what is captured before the first request."""
+    none = np.zeros(0, np.int64)
+    return MixedInputs(none, none, none, 0, none)

@@ -25,36 +25,56 @@ CONTENT_BLOCK = 16
 class RequestTokens:
     """One request's tokens: the prompt and what was sampled, known up to the last one."""
 
-    __slots__ = ("content", "limit", "outputs", "prompt")
+    __slots__ = ("_first", "_forcing", "kept", "limit", "prompt")
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         """ValueError where the content knows fewer tokens than the prompt has, or ids outside the vocabulary."""
-        content = request.content
-        self.content = content if isinstance(content, TokenContent) else None
-        self.prompt = given_tokens(request, vocab_size) if self.content else derived_tokens(request, vocab_size)
-        self.outputs: list[int] = []
+        content = request.content if isinstance(request.content, TokenContent) else None
+        given = content is not None
+        self.prompt = given_tokens(request, vocab_size) if given else derived_tokens(request, vocab_size)
         self.limit = request.num_stop_tokens
         """Outputs after which the request stops, if nothing stops it before."""
+        named = content is not None and len(content.tokens) > len(self.prompt)
+        self._forcing = content if named else None
+        self.kept: list[int] = content.tokens if content is not None and not named else []
+        """Where sampled tokens are appended: the content's own list, which prefix caching hashes, if there is one."""
+        self._first = len(self.kept)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the content names outputs, and `append` has to look."""
+        return self._forcing is not None
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.kept) - self._first
+
+    @property
+    def outputs(self) -> list[int]:
+        """The tokens sampled so far, as a list of their own."""
+        return self.kept[self._first :]
 
     def between(self, start: int, stop: int) -> Int64s:
         """Tokens at positions start to stop - 1."""
         count = len(self.prompt)
         if stop <= count:
             return self.prompt[start:stop]
-        outputs = np.array(self.outputs[max(start - count, 0) : stop - count], np.int64)
+        first = self._first
+        outputs = np.array(self.kept[first + max(start - count, 0) : first + stop - count], np.int64)
         return outputs if start >= count else np.concatenate((self.prompt[start:], outputs))
 
     def append(self, token: int) -> int:
-        """The token that follows: the sampled one, which prefix caching hashes with the rest, unless the content names
-        another (teacher forcing: a recorded conversation)."""
-        content = self.content
-        if content is not None:
-            known = len(self.prompt) + len(self.outputs)
-            if known < len(content.tokens):
-                token = content.tokens[known]
+        """The token that follows: the sampled one, unless the content names another (teacher forcing: a recorded
+        conversation)."""
+        forcing = self._forcing
+        if forcing is not None:
+            known = len(self.prompt) + len(self.kept)
+            if known < len(forcing.tokens):
+                token = forcing.tokens[known]
             else:
-                content.tokens.append(token)
-        self.outputs.append(token)
+                forcing.tokens.append(token)
+        self.kept.append(token)
         return token
 
 

@@ -59,7 +59,7 @@ class Expected:
             for place, (token, wanted) in enumerate(zip(got, self.tokens[row], strict=True)):
                 if token != wanted:
                     margin = self.margins[row][place]
-                    assert margin < TIE, f"prompt {row}: token {place} is {token}, expected {wanted} ({margin:.4f} ahead)"
+                    assert margin < TIE, f"prompt {row}: token {place} is {token}, not {wanted} ({margin:.4f} ahead)"
                     break
 
 

@@ -1,4 +1,4 @@
-"""Generation: the same completions whatever is beside them, ends where it should, and mistakes are said before it runs."""
+"""Generation: the same completions whatever is beside them, ends where it should, mistakes said before it runs."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.model.kernels.launching import on_device
+from engine.worker.kernels.scatter import HEAD
 
 ROWS = 128
 """Of a program of prepare_kernel, one a thread."""
@@ -50,6 +51,16 @@ def scatter_kernel(TARGET, PAIRS, between, count, BLOCK: tl.constexpr):
     tl.store(TARGET + at, values, mask=mask)
 
 
+@triton.jit
+def scatter_counted_kernel(TARGET, STAGED, MOST: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (ceil(MOST / BLOCK),). STAGED: the count, from HEAD on MOST indices, then their values."""
+    numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = numbers < tl.load(STAGED)
+    at = tl.load(STAGED + HEAD + numbers, mask=mask, other=0)
+    values = tl.load(STAGED + HEAD + MOST + numbers, mask=mask, other=0)
+    tl.store(TARGET + at, values, mask=mask)
+
+
 def launch_prepare(
     last_tokens: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -76,3 +87,11 @@ def launch_scatter(target_flat: torch.Tensor, pairs: torch.Tensor, count: int) -
     """`scatter.scatter_int32`, of at least one pair."""
     with on_device(target_flat):
         scatter_kernel[(-(-count // PAIRS),)](target_flat, pairs, pairs.stride(0), count, BLOCK=PAIRS, num_warps=4)
+
+
+def launch_scatter_counted(target_flat: torch.Tensor, staged: torch.Tensor, most: int) -> None:
+    """`scatter.scatter_counted`, of room for `most` pairs."""
+    with on_device(target_flat):
+        scatter_counted_kernel[(-(-most // PAIRS),)](
+            target_flat, staged, MOST=most, HEAD=HEAD, BLOCK=PAIRS, num_warps=4
+        )  # fmt: skip

@@ -6,6 +6,9 @@ import torch
 
 from engine.model.kernels.inputs import check_dense, described
 
+HEAD = 4
+"""Entries in front of staged pairs: the count, and what aligns the rest to 16 bytes."""
+
 
 def scatter_int32(target_flat: torch.Tensor, pairs: torch.Tensor, count: int) -> None:
     """target_flat[pairs[0, j]] = pairs[1, j] for j < count; target_flat [N] int32, pairs [2, M] int32 beside it.
@@ -26,6 +29,25 @@ def scatter_int32(target_flat: torch.Tensor, pairs: torch.Tensor, count: int) ->
     else:
         scatter = scatter_reference
     scatter(target_flat, pairs, count)
+
+
+def scatter_counted(target_flat: torch.Tensor, staged: torch.Tensor) -> None:
+    """`scatter_int32` of pairs that say themselves how many they are, so that a CUDA graph can hold the launch.
+
+    staged [HEAD + 2 * M] int32: the count in its first entry, M indices from entry HEAD on, then M values. One launch
+    of as many programs as M needs on a CUDA device.
+    """
+    check_dense("target_flat", target_flat, (target_flat.numel(),), torch.int32, target_flat)
+    check_dense("staged", staged, (staged.numel(),), torch.int32, target_flat)
+    most, odd = divmod(staged.numel() - HEAD, 2)
+    if odd or most < 1:
+        raise ValueError(f"staged: expected {HEAD} + 2 * M entries with M of at least 1, got {described(staged)}")
+    if target_flat.is_cuda:
+        from engine.worker.kernels.launch import launch_scatter_counted
+
+        launch_scatter_counted(target_flat, staged, most)
+    else:
+        scatter_reference(target_flat, staged[HEAD:].view(2, most), int(staged[0]))
 
 
 def scatter_reference(target_flat: torch.Tensor, pairs: torch.Tensor, count: int) -> None:

@@ -83,6 +83,32 @@ def test_both_sides_hold_what_plain_lists_hold(steps):
         assert table.gpu[row, : len(blocks)].tolist() == blocks
 
 
+@settings(max_examples=60, deadline=None)
+@given(actions, st.integers(1, ROWS))
+def test_what_is_staged_arrives_as_what_is_committed(steps, num_rows):
+    committed, staged = BlockTable(ROWS, WIDTH, 4), BlockTable(ROWS, WIDTH, 4)
+    models: tuple[list[list[int]], ...] = tuple([[] for _ in range(ROWS)] for _ in range(2))
+    for action in steps:
+        act(committed, models[0], action)
+        act(staged, models[1], action)
+        sent = committed.commit(num_rows), staged.stage(num_rows)
+        assert sent[0] == sent[1]
+        staged.send_staged()
+        staged.send_staged()  # replayed: nothing changes
+        assert torch.equal(committed.gpu, staged.gpu)
+
+
+def test_more_than_a_graph_has_room_for_is_sent_at_once():
+    table = BlockTable(2, 600, 4)
+    for row in range(2):
+        table.add_row(row, [row + 1] * 600)
+    assert table.stage(2) == 1200
+    assert table.gpu.tolist() == [[1] * 600, [2] * 600]
+    table.gpu.fill_(0)
+    table.send_staged()
+    assert not table.gpu.any()
+
+
 def test_rows_behind_the_commit_are_left_alone_on_the_device():
     table = BlockTable(4, 8, 4)
     for row in range(4):

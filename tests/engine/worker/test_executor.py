@@ -10,6 +10,7 @@ from engine.attention.layouts import KVLayout  # noqa: E402
 from engine.core.content import TokenContent  # noqa: E402
 from engine.core.registry import FITS  # noqa: E402
 from engine.core.request import Request  # noqa: E402
+from engine.worker import decode_step, mixed_step  # noqa: E402
 from tests.engine.worker import tiny  # noqa: E402
 
 ALLOCATORS = ("paged", "orca-max", "orca-pow2", "orca-oracle", *(f"contiguous-chunk(16)-{fit}" for fit in FITS))
@@ -111,6 +112,37 @@ def test_garbage_in_rows_that_nobody_has_changes_nothing(expected):
     executor.state.cpu["seq_lens"].fill(1 << 30)
     tiny.serve(scheduler, executor, tiny.requests())
     check(executor, logits, expected)
+
+
+@pytest.mark.parametrize("budget", [7, 100, 256])
+@pytest.mark.parametrize("kernel, allocator", [("paged", "paged"), ("contiguous", "contiguous-chunk(16)-first-fit")])
+def test_steps_padded_to_the_sizes_of_graphs_compute_the_same(kernel, allocator, budget, expected):
+    scheduler = tiny.scheduler_over(allocator, 96, 4, max_num_batched_tokens=budget, full_sequence_gate=False)
+    logits = Logits()
+    executor = tiny.executor_over(
+        scheduler.allocator, kernel=kernel, max_num_batched_tokens=budget, padded=True, watch=logits
+    )
+    assert tiny.serve(scheduler, executor, tiny.requests()) > 0
+    check(executor, logits, expected)
+
+
+@pytest.mark.parametrize("most", [1, 64, 100, 1024, 2048, 8192, 10_000])
+def test_buckets_hold_every_number_of_tokens_and_waste_little(most):
+    sizes = mixed_step.buckets(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    for tokens in range(1, most + 1):
+        size = next(size for size in sizes if size >= tokens)
+        assert size - tokens < max(64, 0.25 * size)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 100, 256, 300, 2048])
+def test_batches_have_a_bucket_that_wastes_little(most):
+    sizes = decode_step.buckets(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    for rows in range(1, most + 1):
+        assert next(size for size in sizes if size >= rows) - rows < max(8, 0.2 * rows)
 
 
 def test_kv_memory_and_buffers_stay_where_they_are():
