@@ -150,7 +150,10 @@ class Replay:
                         recorder.moved(now, batch)
                         continue
                 self._stuck = 0
-                result = self._executor.submit(batch).result()
+                pending = self._executor.submit(batch)
+                if pending.running:
+                    scheduler.look_ahead()
+                result = pending.result()
                 recorder.record(now, batch, result, arrivals.next_time)
                 now += result.duration
                 if now > end:

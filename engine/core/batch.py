@@ -144,6 +144,11 @@ class StepResult(NamedTuple):
     sampled: dict[Request, Any] | None = None
     """Token ids, from executors that compute any."""
 
+    @property
+    def running(self) -> bool:
+        """An answer that is there runs nowhere."""
+        return False
+
     def result(self) -> StepResult:
         """Itself: a synchronous executor's answer is there at once; others return a handle with this method."""
         return self

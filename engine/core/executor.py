@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 class Pending(Protocol):
     """A submitted batch."""
 
+    @property
+    def running(self) -> bool:
+        """Whether it runs elsewhere and the caller has time meanwhile."""
+        ...
+
     def result(self) -> StepResult:
         """Waits for the batch and returns what came of it."""
         ...

@@ -73,6 +73,9 @@ class PagedAllocator:
         self._mixes = enable_caching and freed_to == "back"
         self.one_free_each = one_free_each
         self._tables: dict[Request, list[int]] = {}
+        self._behind: list[tuple[Request, int]] = []
+        """Blocks that decoding has filled and that are not findable yet, in order: up to which, of each request. Nobody
+        looks before `_catch_up`."""
 
     # questions ----------------------------------------------------------------------------------------------------
 
@@ -90,6 +93,7 @@ class PagedAllocator:
             return NO_HIT
         if not request.content.shares_prompt and not request.num_preemptions:
             return NO_HIT  # nobody else can have computed any of it
+        self._catch_up()
         limit = (request.num_tokens - 1) // self.block_size
         keys = request.content.keys(0, limit, self.block_size)
         found = self.pool.find(keys)
@@ -151,6 +155,7 @@ class PagedAllocator:
         request.blocks = table
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
+            self._catch_up()
             self._commit(request, table, min(num_tokens, request.num_tokens) // size)
         return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
@@ -173,6 +178,7 @@ class PagedAllocator:
         for table, blocks in zip(tables, new_blocks, strict=True):
             table.extend(blocks)
         if self.enable_caching:
+            self._catch_up()
             for request, table, total in zip(requests, tables, num_tokens, strict=True):
                 self._commit(request, table, min(total, request.num_tokens) // size)
         return Grant(new_blocks)
@@ -201,8 +207,19 @@ class PagedAllocator:
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
         for request in requests.filling(size, step):
-            full = (request.num_computed_tokens + step + 1) // size
-            self._commit(request, request.blocks, full)  # type: ignore[arg-type]
+            self._behind.append((request, (request.num_computed_tokens + step + 1) // size))
+        if self.pool.events is not None:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Commits what decoding has filled, in the order in which it did."""
+        behind = self._behind
+        if behind:
+            for request, full in dict(behind).items():
+                request.content.keys(full - 1, full, self.block_size)  # all of a request's hashes in one go
+            for request, full in behind:
+                self._commit(request, request.blocks, full)  # type: ignore[arg-type]
+            behind.clear()
 
     def _commit(self, request: Request, table: Sequence[int], num_full: int) -> None:
         """Makes blocks findable as they are scheduled to fill; private ones only count, until they are let go of."""
@@ -228,9 +245,10 @@ class PagedAllocator:
         Blocks that were to fill in a step that took them back (a victim that had been served in it already) were never
         computed, so they are not cached; vLLM 0.33 leaves them findable.
         """
-        table = self._tables.pop(request, None)
-        if table is None:
+        if request not in self._tables:
             raise holds_nothing(request)
+        self._catch_up()
+        table = self._tables.pop(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:
             self.pool.uncommit(table[num_full : request.num_hashed])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.core.allocator import KVAllocator, Refusal, new_tuple
 from engine.core.batch import Admission, Batch, Chunk, Draft
+from engine.core.content import TokenContent
 from engine.core.limits import PrefixCounters, SchedulerConfig
 from engine.core.request import Request, Status
 from engine.core.running import Running
@@ -175,6 +176,18 @@ class Scheduler(Running):
         self._next_order += 1
         self.running[request] = None
         self._catching_up.append(request)
+
+    def look_ahead(self) -> None:
+        """While a step runs elsewhere: hashes the tokens that the next step will look up, as many as it could admit."""
+        if not self._caches:
+            return
+        size, budget = self.allocator.block_size, self._budget
+        for request in self.waiting:
+            if budget <= 0:
+                break
+            if isinstance(request.content, TokenContent):
+                request.content.keys(0, (request.known - 1) // size, size)
+            budget -= request.known
 
     # after the step -----------------------------------------------------------------------------------------------
 

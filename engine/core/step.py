@@ -48,5 +48,8 @@ def horizon(
 def step(scheduler: Scheduler, executor: Executor, *, until: int | None = None, cut: Cut | None = None) -> Stepped:
     """One whole turn, for loops that need no look between its parts."""
     batch = scheduler.schedule(horizon(scheduler, executor, until=until, cut=cut))
-    result = executor.submit(batch).result()
+    pending = executor.submit(batch)
+    if pending.running:
+        scheduler.look_ahead()
+    result = pending.result()
     return Stepped(batch, result, scheduler.update(batch, result))

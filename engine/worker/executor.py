@@ -74,6 +74,24 @@ class Ran:
     """Steps before one of the requests has all its tokens."""
 
 
+class RunningStep(NamedTuple):
+    """A step that was launched."""
+
+    executor: ModelExecutor
+    batch: Batch
+    ran: Ran
+    host_ps: int
+
+    @property
+    def running(self) -> bool:
+        """On the device."""
+        return True
+
+    def result(self) -> StepResult:
+        """Waits; to be called once."""
+        return self.executor.finish(self.batch, self.ran, self.host_ps)
+
+
 class ModelExecutor:
     """Runs each batch through a model. A request stops at its forced length (`num_stop_tokens`), or by `stops`."""
 
@@ -129,8 +147,8 @@ class ModelExecutor:
         return 1
 
     @torch.inference_mode()
-    def submit(self, batch: Batch) -> StepResult:
-        """Runs one step and waits for it; its duration is measured (see `StepTime`)."""
+    def submit(self, batch: Batch) -> RunningStep:
+        """Launches one step; its result waits for it. One step at a time."""
         began = time.perf_counter_ns()
         self._arrange(batch)
         self._clock.start()
@@ -139,11 +157,14 @@ class ModelExecutor:
         self.table.stage(self.rows.num_decodes + len(batch.chunks))
         ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
         self._clock.launched()
-        host = (time.perf_counter_ns() - began) * PS_PER_NS
+        return RunningStep(self, batch, ran, (time.perf_counter_ns() - began) * PS_PER_NS)
+
+    def finish(self, batch: Batch, ran: Ran, host_ps: int) -> StepResult:
+        """Waits for the step that was launched; its duration is measured (see `StepTime`)."""
         duration, device = self._clock.wait()
         decodes = self.rows.num_decodes
         new_tokens = batch.num_new_tokens - decodes
-        self.steps.append(StepTime(duration, device, host, decodes, new_tokens, self.decode.steps.captures))
+        self.steps.append(StepTime(duration, device, host_ps, decodes, new_tokens, self.decode.steps.captures))
         stopped = self._book(ran)
         self._turn(batch.chunks, stopped)
         if not self.rows.requests and not batch.num_waiting:

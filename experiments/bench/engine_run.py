@@ -240,7 +240,10 @@ def stepping(
             continue  # everyone was preempted: the next call admits again
         if before is not None:
             before(number, batch)
-        result = executor.submit(batch).result()
+        pending = executor.submit(batch)
+        if pending.running:
+            scheduler.look_ahead()
+        result = pending.result()
         ran = time.perf_counter_ns()
         scheduler.update(batch, result)
         number += 1

@@ -75,7 +75,7 @@ class Logits:
         self.rows = []
 
     def __call__(self, asked, logits):
-        self.rows.append(([request.request_id for request in asked], logits.float().cpu()))
+        self.rows.append(([request.request_id for request in asked], logits.float().cpu().clone()))
 
 
 def serve(engine, name="paged", *, slots=4096, size=16, count=80, kernel="paged", watch=None, each=None, warm_up=True):
