@@ -195,7 +195,8 @@ def reproduce(
     ----------
     names
         fig2, fig11, fig13a, table1, block-size, chapter, online_softmax, fig18a, kernel-block-size, fig18b,
-        caching-allocator (the last four on a CUDA device), or all; others are not measured yet.
+        caching-allocator (these four on a CUDA device), engine-compare (its times too), or all; others are not
+        measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths

@@ -66,6 +66,11 @@ DEVIATIONS: Final[dict[str, str]] = {
     "does not grow with max_model_len; what the device then reads is the same.",
     "own-rate": "The request rate is nine tenths of what the engine sustains at block size 16 on the device at hand, "
     "instead of the paper's on an A100.",
+    "own-law": "The paper has no such number: the engine and the simulator here stand on one scheduler, and what "
+    "follows from that is checked.",
+    "own-order": "The paper orders the systems by the rate that an A100 serves at some latency. Here all requests wait "
+    "from the start for one pinned pool on the device at hand: only the order is compared, and how far apart the "
+    "systems must be is ours.",
     "one-tensor": "The paper's Orca (Oracle) packs requests of known length by buddies; here torch's caching allocator "
     "packs one tensor of prompt + output a request, without rounding to a power of two.",
     "any-block-size": "vLLM's FlashAttention and Triton back ends take multiples of 16 only; the kernels here take any "

@@ -16,6 +16,7 @@ from experiments.paper.caching_allocator import CACHING_ALLOCATOR
 from experiments.paper.chapter import CHAPTER
 from experiments.paper.claims import Result
 from experiments.paper.deviations import DEVIATIONS
+from experiments.paper.engine_compare import ENGINE_COMPARE
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.fig2 import FIG2
 from experiments.paper.fig11 import FIG11, means
@@ -34,7 +35,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
     for experiment in (
         *(FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER),
-        *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, CACHING_ALLOCATOR),
+        *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
     )
 }
 NAMES: Final = (*EXPERIMENTS, *later.LATER)
