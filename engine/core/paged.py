@@ -75,7 +75,7 @@ class PagedAllocator:
         self._tables: dict[Request, list[int]] = {}
         self._behind: list[tuple[Request, int]] = []
         """Blocks that decoding has filled and that are not findable yet, in order: up to which, of each request. Nobody
-        looks before `_catch_up`."""
+        looks before `catch_up`."""
 
     # questions ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class PagedAllocator:
             return NO_HIT
         if not request.content.shares_prompt and not request.num_preemptions:
             return NO_HIT  # nobody else can have computed any of it
-        self._catch_up()
+        self.catch_up()
         limit = (request.num_tokens - 1) // self.block_size
         keys = request.content.keys(0, limit, self.block_size)
         found = self.pool.find(keys)
@@ -155,7 +155,7 @@ class PagedAllocator:
         request.blocks = table
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
-            self._catch_up()
+            self.catch_up()
             self._commit(request, table, min(num_tokens, request.num_tokens) // size)
         return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
@@ -178,7 +178,7 @@ class PagedAllocator:
         for table, blocks in zip(tables, new_blocks, strict=True):
             table.extend(blocks)
         if self.enable_caching:
-            self._catch_up()
+            self.catch_up()
             for request, table, total in zip(requests, tables, num_tokens, strict=True):
                 self._commit(request, table, min(total, request.num_tokens) // size)
         return Grant(new_blocks)
@@ -209,10 +209,11 @@ class PagedAllocator:
         for request in requests.filling(size, step):
             self._behind.append((request, (request.num_computed_tokens + step + 1) // size))
         if self.pool.events is not None:
-            self._catch_up()
+            self.catch_up()
 
-    def _catch_up(self) -> None:
-        """Commits what decoding has filled, in the order in which it did."""
+    def catch_up(self) -> None:
+        """Commits what decoding has filled, in the order in which it did. Whoever looks blocks up does so first; called
+        while a step runs elsewhere, nobody has to."""
         behind = self._behind
         if behind:
             for request, full in dict(behind).items():
@@ -247,7 +248,7 @@ class PagedAllocator:
         """
         if request not in self._tables:
             raise holds_nothing(request)
-        self._catch_up()
+        self.catch_up()
         table = self._tables.pop(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:

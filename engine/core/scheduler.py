@@ -34,6 +34,7 @@ class Scheduler(Running):
         self._next_order = 0
         self._watch: Hashable = None
         self._caches = bool(getattr(allocator, "enable_caching", False))
+        self._catch_up = getattr(allocator, "catch_up", None)
 
     # requests -----------------------------------------------------------------------------------------------------
 
@@ -178,9 +179,12 @@ class Scheduler(Running):
         self._catching_up.append(request)
 
     def look_ahead(self) -> None:
-        """While a step runs elsewhere: hashes the tokens that the next step will look up, as many as it could admit."""
+        """While a step runs elsewhere: what the next ones would do first. Blocks that decoding has filled are committed,
+        and the tokens hashed that the next step will look up, as many as it could admit."""
         if not self._caches:
             return
+        if self._catch_up is not None:
+            self._catch_up()
         size, budget = self.allocator.block_size, self._budget
         for request in self.waiting:
             if budget <= 0:
