@@ -21,8 +21,9 @@ from engine.sampling_params import SamplingParams
 from engine.stopping import Stopping
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError
 from engine.worker.engine import Engine, EngineConfig
-from engine.worker.executor import Limits, RowSampling
+from engine.worker.executor import Limits
 from engine.worker.kv_memory import Kernel
+from engine.worker.ran import RowSampling
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator

@@ -34,6 +34,7 @@ from engine.core.allocator import (
     regions_of,
 )
 from engine.core.block_pool import BlockPool
+from engine.core.commits import Commits
 from engine.core.request import Status
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ class PagedAllocator:
         self._mixes = enable_caching and freed_to == "back"
         self.one_free_each = one_free_each
         self._tables: dict[Request, list[int]] = {}
-        self._behind: list[tuple[Request, int]] = []
-        """Blocks that decoding has filled and that are not findable yet, in order: up to which, of each request. Nobody
-        looks before `catch_up`."""
+        self._commits = Commits(self.pool, block_size)
 
     # questions ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class PagedAllocator:
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
             self.catch_up()
-            self._commit(request, table, min(num_tokens, request.num_tokens) // size)
+            self._commits.now(request, table, min(num_tokens, request.num_tokens) // size)
         return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
     def extend(
@@ -180,7 +179,7 @@ class PagedAllocator:
         if self.enable_caching:
             self.catch_up()
             for request, table, total in zip(requests, tables, num_tokens, strict=True):
-                self._commit(request, table, min(total, request.num_tokens) // size)
+                self._commits.now(request, table, min(total, request.num_tokens) // size)
         return Grant(new_blocks)
 
     def _shares_pool(self, tables: Sequence[Sequence[int]]) -> bool:
@@ -207,35 +206,13 @@ class PagedAllocator:
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
         for request in requests.filling(size, step):
-            self._behind.append((request, (request.num_computed_tokens + step + 1) // size))
+            self._commits.later(request, (request.num_computed_tokens + step + 1) // size)
         if self.pool.events is not None:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Commits what decoding has filled, in the order in which it did. Whoever looks blocks up does so first; called
-        while a step runs elsewhere, nobody has to."""
-        behind = self._behind
-        if behind:
-            for request, full in dict(behind).items():
-                request.content.keys(full - 1, full, self.block_size)  # all of a request's hashes in one go
-            for request, full in behind:
-                self._commit(request, request.blocks, full)  # type: ignore[arg-type]
-            behind.clear()
-
-    def _commit(self, request: Request, table: Sequence[int], num_full: int) -> None:
-        """Makes blocks findable as they are scheduled to fill; private ones only count, until they are let go of."""
-        done = request.num_hashed
-        if num_full > done:
-            request.num_hashed = num_full
-            if request.content.shares_prompt or self.pool.events is not None:
-                self.pool.commit(table[done:num_full], request.content.keys(done, num_full, self.block_size))
-
-    def _commit_private(self, request: Request, table: Sequence[int], num_full: int) -> None:
-        """A request that lets go of its blocks without having finished may come back for them."""
-        pool = self.pool
-        done = next((i for i in range(num_full) if not pool.is_cached(table[i])), num_full)
-        if done < num_full:
-            pool.commit(table[done:num_full], request.content.keys(done, num_full, self.block_size))
+        """Makes findable what decoding has filled: at the latest when somebody looks, sooner while a step runs."""
+        self._commits.catch_up()
 
     def settle(self, grant: Grant) -> None:
         """Nothing to do: whole-block sharing copies nothing."""
@@ -254,7 +231,7 @@ class PagedAllocator:
         if request.num_hashed > num_full:
             self.pool.uncommit(table[num_full : request.num_hashed])
         if num_full and (request.status is not Status.FINISHED or self.pool.events is not None):
-            self._commit_private(request, table, num_full)
+            self._commits.private(request, table, num_full)
         self.pool.release(table, num_full)
         request.blocks = None
         request.num_hashed = 0

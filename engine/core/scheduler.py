@@ -179,7 +179,7 @@ class Scheduler(Running):
         self._catching_up.append(request)
 
     def look_ahead(self) -> None:
-        """While a step runs elsewhere: what the next ones would do first. Blocks that decoding has filled are committed,
+        """While a step runs elsewhere: what the next ones would do first. Blocks that decoding has filled are committed
         and the tokens hashed that the next step will look up, as many as it could admit."""
         if not self._caches:
             return

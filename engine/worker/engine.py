@@ -19,8 +19,9 @@ from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget
-from engine.worker.executor import Limits, ModelExecutor, RowSampling
+from engine.worker.executor import Limits, ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
+from engine.worker.ran import RowSampling
 from engine.worker.warm_up import warm_up as run_warm_up
 
 if TYPE_CHECKING:

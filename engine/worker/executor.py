@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.core.batch import StepResult
 from engine.worker.block_table import BlockTable
 from engine.worker.decode_step import DecodeStep
 from engine.worker.mixed_step import MixedInputs, MixedStep
+from engine.worker.ran import Ran, RowSampling
 from engine.worker.rows import BatchRows
 from engine.worker.staging import RowState
 from engine.worker.step_clock import PS_PER_NS, DeviceClock, HostClock, StepTime
@@ -39,39 +38,6 @@ class Limits(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-
-
-class RowSampling(NamedTuple):
-    """How one request samples; temperature 0: the likeliest token."""
-
-    temperature: float = 0.0
-    seed: int = 0
-    top_k: int = 0
-    """0: all tokens."""
-    top_p: float = 1.0
-
-    @property
-    def filtered(self) -> bool:
-        """Whether some tokens are left out."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0)
-
-
-GREEDY = RowSampling()
-
-
-@dataclass(slots=True)
-class Ran:
-    """A step's sampled rows, and what is to be done with their tokens. Steps of the same rows share it."""
-
-    requests: list[Request]
-    tokens: list[RequestTokens]
-    puts: list[Callable[[int], None]]
-    """Where each row's token is kept, if nothing but keeping it is to be done; else empty."""
-    sampled: npt.NDArray[np.int32]
-    """The tokens, once the step has been waited for."""
-    filtered: bool
-    left: int
-    """Steps before one of the requests has all its tokens."""
 
 
 class RunningStep(NamedTuple):

@@ -174,8 +174,8 @@ FAULTS: list[dict[str, Any]] = [
     {
         "fault": "look-ahead slots are hashed",
         "where": PAGED + "extend",
-        "line": "self._commit(request, table, min(total, request.num_tokens) // size)",
-        "becomes": "self._commit(request, table, min(total + num_lookahead, len(table) * size) // size)",
+        "line": "self._commits.now(request, table, min(total, request.num_tokens) // size)",
+        "becomes": "self._commits.now(request, table, min(total + num_lookahead, len(table) * size) // size)",
         "suite": "paged",
         "law": "test_prefix_cache:test_look_ahead_slots_are_taken_kept_and_never_hashed",
     },
@@ -193,6 +193,20 @@ FAULTS: list[dict[str, Any]] = [
         "becomes": "True",
         "oracle": "manager",
         "law": "test_content:test_a_salt_isolates_the_whole_chain",
+    },
+    {
+        "fault": "whoever looks does not see what decoding has filled",
+        "where": PAGED + "lookup",
+        "line": "self.catch_up()",
+        "becomes": "pass",
+        "law": "test_commits:test_committing_late_is_committing_at_once",
+    },
+    {
+        "fault": "what decoding has filled is committed by request, not in its order",
+        "where": "engine.core.commits:Commits.catch_up",
+        "line": "for request, full in behind:",
+        "becomes": "for request, full in dict(behind).items():",
+        "law": "test_commits:test_committing_late_is_committing_at_once",
     },
     {
         "fault": "a block's key does not depend on the blocks before it",
