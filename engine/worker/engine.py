@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import platform
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -254,9 +256,10 @@ def _version(package: str) -> str | None:
 
 
 def _driver() -> str | None:
-    from pathlib import Path
-
+    """The version in /proc's line about the kernel module, whatever its wording."""
     try:
-        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split("Kernel Module")[1].split()[0]
-    except (OSError, IndexError):
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
         return None
+    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    return found and found.group()
