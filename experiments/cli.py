@@ -142,17 +142,42 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
 
 
 @app.command
-def capacity(*, flags: Flags = Flags(), rule: str = "default", json: Json = False) -> int:  # noqa: B008
-    """How many KV blocks fit on a GPU, with every term of the computation.
+def capacity(
+    *,
+    flags: Flags = Flags(),  # noqa: B008
+    rule: str = "default",
+    mean_prompt_len: Annotated[float | None, Parameter(show_default=False)] = None,
+    mean_output_len: Annotated[float | None, Parameter(show_default=False)] = None,
+    concurrency: Annotated[int | None, Parameter(show_default=False)] = None,
+    simulate: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    json: Json = False,
+) -> int:
+    """How many KV blocks fit on a GPU, with every term of the computation, and what a load needs of them.
 
     Parameters
     ----------
     rule
         default, chapter (three readings of GB) or sosp23.
+    mean_prompt_len
+        Tokens of a prompt, on average.
+    mean_output_len
+        Tokens of an output, on average.
+    concurrency
+        Requests that are to run at the same time.
+    simulate
+        Replay the load: what does each allocator really hold on that pool?
     """
     from experiments.capacity_verb import capacity_verb
 
-    return capacity_verb(flags, rule, as_json=json)
+    return capacity_verb(
+        flags,
+        rule,
+        as_json=json,
+        mean_prompt_len=mean_prompt_len,
+        mean_output_len=mean_output_len,
+        concurrency=concurrency,
+        simulate=simulate,
+    )
 
 
 @app.command

@@ -87,7 +87,9 @@ class Flags:
     gpu: Annotated[Text, _option(_MODEL, "GPU by name [a100-80g; paper-*: a100-40g].")] = None
     tp: Annotated[Text, _option(_MODEL, "Tensor-parallel ranks [1].")] = None
     pp: Annotated[Text, _option(_MODEL, "Pipeline stages [1].")] = None
-    kv_cache_dtype: Annotated[Text, _option(_MODEL, "Storage type of KV, e.g. fp8 [the model's].")] = None
+    kv_cache_dtype: Annotated[
+        Text, _option(_MODEL, "Storage type of KV, e.g. fp8 [the model's].", "--kv-cache-dtype", "--kv-dtype")
+    ] = None
     max_model_len: Annotated[
         Text, _option(_MODEL, "Longest prompt + output, in tokens [the model's; paper-*: 2048].")
     ] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from experiments.backends import kv_dtype_of
@@ -88,8 +89,7 @@ def capacity_by_rule(config: Config, shape: ModelShape, block_size: int = RULE_B
     kv, model = config.kv, config.model
     assert model.gpu is not None
     gpu, rule = lookup_gpu(model.gpu), kv.capacity_rule or "default"
-    if rule != "default" and (kv.gpu_memory_utilization is not None or kv.headroom_bytes is not None):
-        raise UsageError(f"rule {rule} has its own utilization and headroom: drop them, or use --capacity-rule default")
+    _check_terms(config, rule)
     if rule == "default":
         return rules.default_capacity(
             shape,
@@ -101,12 +101,35 @@ def capacity_by_rule(config: Config, shape: ModelShape, block_size: int = RULE_B
             gpu_memory_utilization=_or(kv.gpu_memory_utilization, rules.DEFAULT_UTILIZATION),
             headroom_bytes=_or(kv.headroom_bytes, rules.DEFAULT_HEADROOM_BYTES),
         )
-    if model.pp > 1:
-        raise UsageError(f"rule {rule} knows no pipeline stages, got pp={model.pp}")
     if rule == "sosp23":
         return rules.sosp23_capacity(shape, gpu, tp=model.tp, block_size=block_size)
-    readings = rules.chapter_capacity(shape, gpu, tp=model.tp, block_size=block_size)
+    readings = rules.chapter_capacity(
+        shape,
+        gpu,
+        tp=model.tp,
+        pp=model.pp,
+        kv_dtype=_or(model.kv_cache_dtype, "fp16"),
+        block_size=block_size,
+        headroom_gb=4 if kv.headroom_bytes is None else Fraction(kv.headroom_bytes, rules.GB),
+    )
     return next(reading for reading in readings if reading.rule == rule)
+
+
+def _check_terms(config: Config, rule: str) -> None:
+    """UsageError for a term that the rule has no place for: nothing that was asked for is passed over."""
+    from engine.core.kv_spec import DTYPE_BITS, canonical_dtype
+
+    kv, model = config.kv, config.model
+    has_own = ["utilization"] * (kv.gpu_memory_utilization is not None and rule != "default")
+    has_own += ["headroom"] * (kv.headroom_bytes is not None and rule == "sosp23")
+    if has_own:
+        raise UsageError(f"rule {rule} has its own {' and '.join(has_own)}: drop that, or use --capacity-rule default")
+    if rule != "sosp23":
+        return
+    if model.pp > 1:
+        raise UsageError(f"rule {rule} knows no pipeline stages, got pp={model.pp}")
+    if model.kv_cache_dtype is not None and DTYPE_BITS[canonical_dtype(model.kv_cache_dtype)] != 16:
+        raise UsageError(f"rule {rule} counts KV in 16 bits, got kv_cache_dtype={model.kv_cache_dtype}")
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -5,7 +5,9 @@ Every function takes a number of values and a seed or generator, and returns int
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +66,37 @@ def mixture(
     sigma = np.array([component.sigma for component in components])[which]
     tokens = np.rint(np.exp(mu + sigma * rng.standard_normal(num_values)) * scale)
     return np.clip(tokens, minimum, np.iinfo(np.int32).max if maximum is None else maximum).astype(np.int64)
+
+
+def spread(num_values: int, mean: float, cv: float, seed: Seed | Sequence[int], maximum: int | None = None) -> Int64s:
+    """Lognormal lengths of that mean and that coefficient of variation `cv`, in seeded order.
+
+    The values are the distribution's quantiles, the same for every seed, so that two spreads compare at equal means
+    without sampling noise. They are whole tokens, at least 1 and at most `maximum`; what that cuts off is given back to
+    the others. Their own cv is a little less, as n quantiles have no tail beyond 1 - 1/(2n), and less still with a
+    `maximum`. ValueError where the mean cannot be had.
+    """
+    if num_values < 1 or not 1 <= mean <= (maximum or mean) or not 0 <= cv < math.inf:
+        raise ValueError(
+            f"spread: need values, 1 <= mean <= maximum, cv >= 0, got {num_values}, {mean}, {maximum}, {cv}"
+        )
+    normal = NormalDist()
+    z = np.array([normal.inv_cdf((index + 0.5) / num_values) for index in range(num_values)])
+    shape = np.exp(math.sqrt(math.log1p(cv * cv)) * z)
+    low, high = 0.0, 2.0 * mean
+    while _clipped(high * shape, maximum).mean() < mean:
+        low, high = high, 2 * high
+        if high > 2**60:
+            raise ValueError(f"spread: no lengths of at most {maximum} have the mean {mean} at cv {cv}")
+    for _ in range(60):  # the mean rises with the scale: halved until the last token is settled
+        middle = (low + high) / 2
+        low, high = (middle, high) if _clipped(middle * shape, maximum).mean() < mean else (low, middle)
+    values = np.rint(_clipped(high * shape, maximum)).astype(np.int64)
+    return np.random.default_rng(seed).permutation(values)
+
+
+def _clipped(tokens: NDArray[np.float64], maximum: int | None) -> NDArray[np.float64]:
+    return np.clip(tokens, 1, maximum)
 
 
 def quantile_grid(num_values: int, percents: Sequence[float], tokens: Sequence[int], seed: Seed) -> Int64s:

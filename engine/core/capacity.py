@@ -32,6 +32,7 @@ class Capacity:
     block_size: int
     capacity_tokens: int
     """Token slots of those blocks."""
+    kv_dtype: str
     bytes_per_token: int
     """Of one rank, all its layers."""
     block_bytes: int
@@ -135,9 +136,11 @@ def chapter_capacity(
     gpu: Gpu,
     *,
     tp: int = 1,
+    pp: int = 1,
+    kv_dtype: str = "fp16",
     block_size: int = 16,
     weights_gb: int | None = None,
-    headroom_gb: int = 4,
+    headroom_gb: Fraction | int = 4,
 ) -> tuple[Capacity, ...]:
     """The textbook exercise, card - weights - headroom in round numbers, in its three readings of "GB".
 
@@ -145,18 +148,19 @@ def chapter_capacity(
     weights in 10^9 bytes, as they are usually quoted. Weights default to 2 bytes of the nominal parameter
     count, split over the ranks and rounded up to whole GB.
     """
-    spec = shape.kv_spec("fp16", tp)
-    weights_gb = -(-2 * _nominal_billions(shape) // tp) if weights_gb is None else weights_gb
+    spec = shape.kv_spec(kv_dtype, tp, pp)
+    weights_gb = -(-2 * _nominal_billions(shape) // (tp * pp)) if weights_gb is None else weights_gb
     capacities = []
     for reading, unit, weights_unit in (("gib", GIB, GIB), ("gb", GB, GB), ("mixed", GIB, GB)):
         terms: dict[str, int | float | str] = {
             "gpu": gpu.name,
             "total_bytes": gpu.nominal_gb * unit,
             "tp": tp,
+            "pp": pp,
             "weights_bytes": weights_gb * weights_unit,
-            "headroom_bytes": headroom_gb * unit,
+            "headroom_bytes": int(headroom_gb * unit),
         }
-        budget = (gpu.nominal_gb - headroom_gb) * unit - weights_gb * weights_unit
+        budget = gpu.nominal_gb * unit - int(headroom_gb * unit) - weights_gb * weights_unit
         capacities.append(_capacity(f"chapter-{reading}", spec, block_size, budget, terms))
     return tuple(capacities)
 
@@ -201,6 +205,7 @@ def _capacity(
         num_blocks=num_blocks,
         block_size=block_size,
         capacity_tokens=num_blocks * block_size,
+        kv_dtype=spec.dtype,
         bytes_per_token=spec.bytes_per_token,
         block_bytes=block_bytes,
         kv_bytes=num_blocks * block_bytes,

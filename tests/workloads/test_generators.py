@@ -5,7 +5,7 @@ import pytest
 
 from workloads import Trace, describe, synthetic_trace
 from workloads.arrivals import all_at_once, constant, gamma, poisson, poisson_counts
-from workloads.lengths import Lognormal, fixed, lognormal, mixture, quantile_grid, uniform
+from workloads.lengths import Lognormal, fixed, lognormal, mixture, quantile_grid, spread, uniform
 
 N = 40_000
 RENEWAL_PROCESSES = [
@@ -187,3 +187,28 @@ def test_a_block_hits_only_if_its_whole_prefix_came_in_an_earlier_row(scope: str
 
     assert (facts["num_block_refs"], facts["num_distinct_blocks"]) == (9, 3)
     assert facts["best_prefix_hit_frac"] == pytest.approx(3 / 9)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.25, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("maximum", [None, 3000])
+def test_a_spread_has_its_mean_and_nearly_its_cv(cv, maximum):
+    values = spread(2000, 250.0, cv, seed=1, maximum=maximum)
+
+    assert values.mean() == pytest.approx(250, abs=0.1)
+    assert values.std() / values.mean() == pytest.approx(cv, rel=0.02 if cv <= 1 else 0.12 if maximum is None else 0.25)
+    assert values.min() >= 1
+    assert values.max() <= (maximum or 10**9)
+
+
+def test_a_spread_has_the_same_values_for_every_seed_in_another_order():
+    one, other = (spread(500, 90.0, 1.0, seed=seed) for seed in (0, 1))
+
+    assert sorted(one) == sorted(other)
+    assert (one != other).any()
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize("mean,cv,maximum", [(0.5, 1, None), (50, -1, None), (50, 1, 40), (50, float("inf"), None)])
+def test_a_spread_that_cannot_be_is_refused(mean, cv, maximum):
+    with pytest.raises(ValueError, match="spread"):
+        spread(10, mean, cv, seed=0, maximum=maximum)
