@@ -208,4 +208,5 @@ def _filled(column: str, values: ArrayLike | None, n: int) -> Int64s:
         return np.zeros(0, np.int64)
     if column == "source_row":
         return np.arange(1, n + 1)
-    return np.full(n, 0 if column == "priority" else -1, np.int64)
+    # One value seen n times; the trace's own copy is the only one that takes room.
+    return np.broadcast_to(np.int64(0 if column == "priority" else -1), n)

@@ -1,19 +1,18 @@
-"""Rows on their way from a file to a trace: checked one by one, refused with a place and a count, then
-assembled."""
+"""Rows on their way from a file to a table: checked one by one, refused with a place and a count."""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
 from types import TracebackType
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from workloads.columns import Trace
 from workloads.stamps import RowError
+from workloads.tables import Blocks, Table
 from workloads.validation import MAX_TOKENS
 
 MAX_ID: Final = 2**63 - 1
@@ -21,6 +20,10 @@ MAX_ID: Final = 2**63 - 1
 
 class TraceError(ValueError):
     """A file that cannot be taken as a trace: where, why, and what to do."""
+
+
+class LeftOut(RowError):
+    """A row that the recipe asked for does not take: counted with its reason, and no fault of the file."""
 
 
 class Row(NamedTuple):
@@ -39,17 +42,9 @@ class Row(NamedTuple):
     """0 stands for the line that the row was read from."""
 
 
-class Blocks(NamedTuple):
-    """What the block ids of a file mean; see `Trace`."""
-
-    size: int = 0
-    scope: str = ""
-    partial: str = ""
-
-
 @dataclass(slots=True)
 class Rows:
-    """The rows of one file. Readers add to it inside `row`; mutable, and thrown away after `assemble`."""
+    """The rows of one file. Readers add to it inside `row`; mutable, and thrown away after `table`."""
 
     path: str
     refuse: bool
@@ -59,6 +54,7 @@ class Rows:
     """For each row read, its index in `kept`, or -1."""
     dropped: Counter[str] = field(default_factory=Counter)
     first_bad: str = ""
+    first_left_out: str = ""
     notes: list[str] = field(default_factory=list)
 
     _line: int = 0
@@ -79,7 +75,11 @@ class Rows:
         if not isinstance(bad, RowError):
             return False
         del self.kept[self._num_kept :]
-        self.first_bad = self.first_bad or f"{self.path}:{self._line}: {bad}"
+        said = f"{self.path}:{self._line}: {bad}"
+        if isinstance(bad, LeftOut):
+            self.first_left_out = self.first_left_out or said
+        else:
+            self.first_bad = self.first_bad or said
         self.dropped[bad.reason] += 1
         self.place.append(-1)
         return True
@@ -92,7 +92,9 @@ class Rows:
             raise RowError("delay without a parent", "the turn it counts from was dropped")
         if parent is not None and parent.arrival_ns > row.arrival_ns:
             raise RowError("earlier than its parent", f"{row.arrival_ns} ns against {parent.arrival_ns} ns")
-        self.kept.append(row if row.source_row else row._replace(source_row=line))
+        # Packed: a list of a million ids is a million objects.
+        ids = array("q", row.block_ids) if row.block_ids else ()
+        self.kept.append(row._replace(block_ids=ids, source_row=row.source_row or line))
 
     def parent_of(self, row: Row) -> Row | None:
         """The kept row that `row.parent` names, if any. Raises RowError for one not read yet."""
@@ -113,11 +115,41 @@ class Rows:
         """Raise TraceError if a bad row refuses the file; otherwise note what was dropped."""
         if not self.dropped:
             return
-        if self.refuse:
+        if self.refuse and self.first_bad:
             raise TraceError(
                 f"{self.first_bad} ({self.counts()}); mend it, or keep the other rows with --on-bad-row drop"
             )
-        self.notes.append(f"{self.path}: {self.counts()}; first: {self.first_bad}")
+        self.notes.append(f"{self.path}: {self.counts()}; first: {self.first_bad or self.first_left_out}")
+
+    def table(self, blocks: Blocks) -> Table:
+        """The kept rows as columns; notes say which lost their parent."""
+        columns = {key: np.array([getattr(row, key) for row in self.kept], np.int64) for key in _PLAIN}
+        columns["parent"] = np.array(self._parents(), np.int64)
+        counts = [len(row.block_ids) for row in self.kept]
+        offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        ids = np.zeros(int(offsets[-1]), np.int64)
+        for row, start, stop in zip(self.kept, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            ids[start:stop] = row.block_ids
+        return Table(columns, blocks, offsets, ids)
+
+    def _parents(self) -> list[int]:
+        in_kept = [self.place[row.parent] if row.parent >= 0 else -2 for row in self.kept]
+        orphans = in_kept.count(-1)
+        if orphans:
+            self.notes.append(f"{self.path}: {orphans} rows lost their parent and became roots")
+        return [max(index, -1) for index in in_kept]
+
+
+_PLAIN: Final = (
+    "arrival_ns",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "limit_tokens",
+    "priority",
+    "session",
+    "delay_ns",
+    "source_row",
+)
 
 
 def _check_counts(row: Row) -> None:
@@ -132,48 +164,3 @@ def _check_counts(row: Row) -> None:
         raise RowError("limit out of range", f"{row.limit_tokens}, need at least 1, or -1 for none")
     if row.block_ids and not (min(row.block_ids) >= 0 and max(row.block_ids) <= MAX_ID):
         raise RowError("block id out of range", f"{min(row.block_ids)} to {max(row.block_ids)}, need 0 to {MAX_ID}")
-
-
-def assemble(rows: Rows, blocks: Blocks, *, name: str, source: dict[str, str], rebase: bool) -> Trace:
-    """The kept rows as a trace: sorted stably by arrival, re-based to 0 if asked; notes say what was done."""
-    arrivals = [row.arrival_ns for row in rows.kept]
-    order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
-    out_of_order = sum(before > after for before, after in pairwise(arrivals))
-    if out_of_order:
-        rows.notes.append(f"{rows.path}: {out_of_order} rows arrive before the row above them: sorted stably")
-    kept = [rows.kept[i] for i in order]
-    origin_ns = kept[0].arrival_ns if rebase and kept else 0
-    parent = _parents(rows, order)
-    column = {key: [getattr(row, key) for row in kept] for key in _PLAIN}
-    return Trace.build(
-        [row.arrival_ns - origin_ns for row in kept],
-        parent=parent,
-        block_offsets=np.concatenate(([0], np.cumsum([len(row.block_ids) for row in kept], dtype=np.int64))),
-        block_ids=list(chain.from_iterable(row.block_ids for row in kept)),
-        block_size=blocks.size,
-        block_scope=blocks.scope,
-        block_partial=blocks.partial,
-        name=name,
-        source=source,
-        **column,
-    )
-
-
-_PLAIN: Final = (
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "limit_tokens",
-    "priority",
-    "session",
-    "delay_ns",
-    "source_row",
-)
-
-
-def _parents(rows: Rows, order: list[int]) -> list[int]:
-    new_index = {old: new for new, old in enumerate(order)}
-    in_kept = [rows.place[rows.kept[i].parent] if rows.kept[i].parent >= 0 else -2 for i in order]
-    orphans = in_kept.count(-1)
-    if orphans:
-        rows.notes.append(f"{rows.path}: {orphans} rows lost their parent and became roots")
-    return [new_index[old] if old >= 0 else -1 for old in in_kept]

@@ -41,7 +41,7 @@ def integers(column: str, values: ArrayLike) -> Int64s:
         raise ValueError(f"{column}: need integers, got dtype {array.dtype}")
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{column}: {int(array.max())} does not fit in int64")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def frozen_column(trace: Trace, column: str) -> NDArray[Any]:

@@ -6,14 +6,21 @@ Columns are found by name: the 2025 files put one in the middle. The files carry
 
 from __future__ import annotations
 
-from workloads.content import Content
-from workloads.readers.reader import csv_rows, wrong_width
-from workloads.rows import Blocks, Row, Rows
-from workloads.stamps import RowError, date_time_ns, whole
+from typing import Final
 
-COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+from workloads.content import Content
+from workloads.readers import arrow
+from workloads.readers.reader import Options, csv_rows, wrong_width
+from workloads.rows import Row, Rows
+from workloads.stamps import RowError, date_time_ns, whole
+from workloads.tables import Blocks, Table
+
+STAMP: Final = "TIMESTAMP"
+LENGTHS: Final = ("ContextTokens", "GeneratedTokens")
+COLUMNS: Final = (STAMP, *LENGTHS)
 EXPECTS = "CSV " + ",".join(COLUMNS)
 REBASE = True
+TAKES: tuple[str, ...] = ()
 
 
 def claims(content: Content) -> bool:
@@ -21,19 +28,34 @@ def claims(content: Content) -> bool:
     return set(COLUMNS) <= set(content.header())
 
 
-def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
+def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """Stamps without a zone are UTC; a file that mixes stamps with and without a zone has bad rows."""
     zoned: bool | None = None
-    if "NumImages" in content.header():
-        rows.notes.append(f"{content.path}: NumImages is not used: prompts are text tokens only")
+    _say(content, rows)
     for line, fields, at in csv_rows(content):
         with rows.row(line):
             if fields is None:
                 raise wrong_width(at)
             stamp, prompt, output = (fields[at[name]].strip() for name in COLUMNS)
-            arrival_ns, has_zone = date_time_ns("TIMESTAMP", stamp)
+            arrival_ns, has_zone = date_time_ns(STAMP, stamp)
             zoned = has_zone if zoned is None else zoned
             if has_zone != zoned:
                 raise RowError("zone on some rows only", stamp)
-            rows.add(Row(arrival_ns, whole("ContextTokens", prompt), whole("GeneratedTokens", output)), line)
+            rows.add(Row(arrival_ns, whole(LENGTHS[0], prompt), whole(LENGTHS[1], output)), line)
     return Blocks()
+
+
+def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+    """By pyarrow."""
+    columns = arrow.csv_columns(content.text, LENGTHS, as_text=[STAMP])
+    if columns is None:
+        return None
+    table = arrow.plain_table(arrow.date_times(columns[STAMP]), *(columns[name] for name in LENGTHS), first_line=2)
+    if table is not None:
+        _say(content, rows)
+    return table
+
+
+def _say(content: Content, rows: Rows) -> None:
+    if "NumImages" in content.header():
+        rows.notes.append(f"{content.path}: NumImages is not used: prompts are text tokens only")

@@ -6,15 +6,21 @@ Every request arrives at 0 until a generator or `Trace.with_arrivals` says other
 
 from __future__ import annotations
 
-from workloads.content import Content
-from workloads.readers import vidur
-from workloads.readers.reader import csv_rows, wrong_width
-from workloads.rows import Blocks, Row, Rows
-from workloads.stamps import whole
+from typing import Final
 
-PAIRS = (("input_len", "output_len"), vidur.LENGTHS)
+import numpy as np
+
+from workloads.content import Content
+from workloads.readers import arrow, vidur
+from workloads.readers.reader import Options, csv_rows, wrong_width
+from workloads.rows import Row, Rows
+from workloads.stamps import whole
+from workloads.tables import Blocks, Table
+
+PAIRS: Final = (("input_len", "output_len"), vidur.LENGTHS)
 EXPECTS = "CSV input_len,output_len or num_prefill_tokens,num_decode_tokens (no arrivals)"
 REBASE = True
+TAKES: tuple[str, ...] = ()
 
 
 def claims(content: Content) -> bool:
@@ -23,10 +29,10 @@ def claims(content: Content) -> bool:
     return any(set(pair) <= header for pair in PAIRS) and not header & {*vidur.STAMPS, "arrival_ns"}
 
 
-def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
+def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """'7564.0' is read as a whole number, '7564.5' is a bad row."""
-    pair = next(pair for pair in PAIRS if set(pair) <= set(content.header()))
-    rows.notes.append(f"{content.path}: lengths without arrivals: every request arrives at 0")
+    pair = _pair(content)
+    _say(content, rows)
     for line, fields, at in csv_rows(content):
         with rows.row(line):
             if fields is None:
@@ -34,3 +40,24 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
             prompt, output = (whole(name, fields[at[name]].strip()) for name in pair)
             rows.add(Row(0, prompt, output), line)
     return Blocks()
+
+
+def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+    """By pyarrow."""
+    pair = _pair(content)
+    columns = arrow.csv_columns(content.text, pair)
+    if columns is None:
+        return None
+    prompt, output = (columns[name] for name in pair)
+    table = arrow.plain_table(np.zeros(len(prompt), np.int64), prompt, output, first_line=2)
+    if table is not None:
+        _say(content, rows)
+    return table
+
+
+def _pair(content: Content) -> tuple[str, str]:
+    return next(pair for pair in PAIRS if set(pair) <= set(content.header()))
+
+
+def _say(content: Content, rows: Rows) -> None:
+    rows.notes.append(f"{content.path}: lengths without arrivals: every request arrives at 0")

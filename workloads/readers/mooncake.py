@@ -7,16 +7,24 @@ created_time, input_tokens, output_tokens and the session_id and delay (ms) of A
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workloads.content import Content
-from workloads.readers.reader import Record, first_record, json_record
-from workloads.rows import Blocks, Row, Rows
+from workloads.readers import arrow
+from workloads.readers.reader import Options, Record, first_record, json_record
+from workloads.rows import Row, Rows
 from workloads.stamps import NS_PER_MS, RowError, nanoseconds, whole
+from workloads.tables import Blocks, Table
+
+Int64s = NDArray[np.int64]
 
 EXPECTS = "JSON lines with timestamp (ms), input_length, output_length, hash_ids (512-token blocks)"
 REBASE = True
+TAKES: tuple[str, ...] = ("block_size",)
 BLOCK_SIZE: Final = 512
 STAMPS: Final = ("timestamp", "created_time")
 PROMPTS: Final = ("input_length", "input_tokens")
@@ -29,21 +37,51 @@ def claims(content: Content) -> bool:
     return bool(keys & set(PROMPTS)) and bool(keys & {*STAMPS, "delay"}) and "chat_id" not in keys
 
 
-def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
+def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """Turns of a session follow each other in file order, by timestamp or by a delay from the parent."""
-    size = BLOCK_SIZE if block_size is None else block_size
+    return read_rows(content, rows, options.block_size or BLOCK_SIZE, NS_PER_MS)
+
+
+def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+    """By pyarrow, without sessions."""
+    return read_table(content, rows, options.block_size or BLOCK_SIZE, NS_PER_MS)
+
+
+def read_rows(content: Content, rows: Rows, size: int, unit_ns: int) -> Blocks:
+    """Rows with ids of `size` tokens and times in units of `unit_ns`."""
     sessions, covers = _Sessions(), _Covers(size)
     for line, text in content.lines():
         with rows.row(line):
             record = json_record(text)
-            row = _row(record, rows, sessions)._replace(block_ids=_block_ids(record))
+            row = _row(record, rows, sessions, unit_ns)._replace(block_ids=block_ids(record))
             covers.check(row, "hash_ids" in record)
             rows.add(row, line)
             covers.keep(row)
             sessions.keep(record, row, len(rows.place))
     if not any(row.block_ids for row in rows.kept):
         return Blocks()
-    chained = _is_chained(rows.kept)
+    return _blocks(content, rows, size, chained=_is_chained(rows.kept))
+
+
+def read_table(content: Content, rows: Rows, size: int, unit_ns: int) -> Table | None:
+    """As `read_rows`, at once, for files of the four keys alone."""
+    kinds = {"timestamp": "decimal", "input_length": "whole", "output_length": "whole", "hash_ids": "ids"}
+    columns = arrow.json_columns(content.text, kinds, needed=list(kinds)[:3])
+    if columns is None:
+        return None
+    lengths = (columns["input_length"], columns["output_length"])
+    table = arrow.plain_table(arrow.scaled(columns["timestamp"], unit_ns), *lengths, first_line=1)
+    lists = arrow.id_lists(columns["hash_ids"]) if "hash_ids" in columns else None
+    if table is None or "hash_ids" not in columns:
+        return table
+    if lists is None or not len(lists[1]) or not _cover_alike(table.columns["num_prompt_tokens"], *lists, size):
+        return None
+    chained = _all_chained(*lists)
+    blocks = _blocks(content, rows, size, chained=chained)
+    return replace(table, blocks=blocks, block_offsets=lists[0], block_ids=lists[1])
+
+
+def _blocks(content: Content, rows: Rows, size: int, *, chained: bool) -> Blocks:
     if not chained:
         rows.notes.append(f"{content.path}: ids are not prefix-chained: taken as content ids, keys only with a prefix")
     return Blocks(size, "chained" if chained else "content", "ceil")
@@ -72,15 +110,9 @@ class _Covers:
     tokens: dict[int, int] = field(default_factory=dict)
 
     def check(self, row: Row, has_ids: bool) -> None:
-        prompt, ids = row.num_prompt_tokens, row.block_ids
-        need = -(-prompt // self.size)
-        if has_ids and len(ids) > need:
-            raise RowError("too many block ids", f"{prompt} tokens need {self._ids(need)}, {len(ids)} given")
-        if has_ids and len(ids) < need:
-            found = f"{prompt} tokens need {self._ids(need)}, {len(ids)} given"
-            cannot = f"{len(ids)} blocks of {self.size} cannot hold {prompt} tokens"
-            raise RowError("too few block ids", f"{found}: {cannot}")
-        for block, now in zip(ids, self._covered(row), strict=True):
+        if has_ids:
+            check_count(row.num_prompt_tokens, len(row.block_ids), self.size)
+        for block, now in zip(row.block_ids, self._covered(row), strict=True):
             before = self.tokens.get(block, now)
             if before != now:
                 found = f"id {block} was {self._filled(before)} and is now {self._filled(now)}"
@@ -95,35 +127,42 @@ class _Covers:
         full = len(row.block_ids) - 1
         return [self.size] * full + [row.num_prompt_tokens - full * self.size]
 
-    def _ids(self, need: int) -> str:
-        return f"{need} ids of {self.size} tokens"
-
     def _filled(self, tokens: int) -> str:
         return f"full ({tokens})" if tokens == self.size else f"partial ({tokens} tokens)"
 
 
-def _row(record: Record, rows: Rows, sessions: _Sessions) -> Row:
+def check_count(prompt: int, num_ids: int, size: int) -> None:
+    """Raise RowError unless there is an id for every `size` tokens, the last one for the rest."""
+    need = -(-prompt // size)
+    found = f"{prompt} tokens need {need} ids of {size} tokens, {num_ids} given"
+    if num_ids > need:
+        raise RowError("too many block ids", found)
+    if num_ids < need:
+        raise RowError("too few block ids", f"{found}: {num_ids} blocks of {size} cannot hold {prompt} tokens")
+
+
+def _row(record: Record, rows: Rows, sessions: _Sessions, unit_ns: int) -> Row:
     prompt, output = whole(*_one(record, PROMPTS)), whole(*_one(record, OUTPUTS))
     key = record.get("session_id")
     if isinstance(key, (list, dict)):
         raise RowError("not a session id", f"session_id is {key!r}")
     parent = -1 if key is None else sessions.last.get(key, -1)
     session = -1 if key is None else sessions.number.get(key, len(sessions.number))
-    arrival_ns, delay_ns = _when(record, rows, parent)
+    arrival_ns, delay_ns = _when(record, rows, parent, unit_ns)
     return Row(arrival_ns, prompt, output, session=session, parent=parent, delay_ns=delay_ns)
 
 
-def _when(record: Record, rows: Rows, parent: int) -> tuple[int, int]:
+def _when(record: Record, rows: Rows, parent: int, unit_ns: int) -> tuple[int, int]:
     stamped = any(key in record for key in STAMPS)
     if stamped and "delay" in record:
         raise RowError("both timestamp and delay", "a turn has one of them")
     if stamped:
-        return nanoseconds(*_one(record, STAMPS), NS_PER_MS), -1
+        return nanoseconds(*_one(record, STAMPS), unit_ns), -1
     if "delay" not in record:
         raise RowError("neither timestamp nor delay", f"keys {', '.join(record)}")
     if parent < 0:
         raise RowError("delay without a parent", "no earlier turn of its session has an end to count from")
-    return rows.kept[rows.place[parent]].arrival_ns, nanoseconds("delay", record["delay"], NS_PER_MS)
+    return rows.kept[rows.place[parent]].arrival_ns, nanoseconds("delay", record["delay"], unit_ns)
 
 
 def _one(record: Record, names: tuple[str, ...]) -> tuple[str, object]:
@@ -133,7 +172,8 @@ def _one(record: Record, names: tuple[str, ...]) -> tuple[str, object]:
     return found[0], record[found[0]]
 
 
-def _block_ids(record: Record) -> list[int]:
+def block_ids(record: Record) -> list[int]:
+    """The row's ids, none without the key."""
     ids = record.get("hash_ids", [])
     if not isinstance(ids, list) or not all(type(block) is int for block in ids):
         raise RowError("not block ids", "hash_ids is no list of whole numbers")
@@ -150,3 +190,26 @@ def _is_chained(kept: list[Row]) -> bool:
                 return False
             previous = block
     return True
+
+
+def _cover_alike(prompt: Int64s, offsets: Int64s, ids: Int64s, size: int) -> bool:
+    """Whether every row with ids has one for every `size` tokens, and every id always stands for as many tokens."""
+    counts = np.diff(offsets)
+    if ((counts > 0) & (counts != -(-prompt // size))).any() or (ids < 0).any():
+        return False
+    covers = np.full(len(ids), size)
+    with_ids = counts > 0
+    covers[offsets[1:][with_ids] - 1] = (prompt - (counts - 1) * size)[with_ids]
+    return _same_for_each(ids, covers)
+
+
+def _all_chained(offsets: Int64s, ids: Int64s) -> bool:
+    before = np.concatenate(([-1], ids[:-1]))
+    before[offsets[:-1][np.diff(offsets) > 0]] = -1
+    return _same_for_each(ids, before)
+
+
+def _same_for_each(ids: Int64s, values: Int64s) -> bool:
+    order = np.argsort(ids, kind="stable")
+    ids, values = ids[order], values[order]
+    return not ((ids[1:] == ids[:-1]) & (values[1:] != values[:-1])).any()

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from workloads.content import Content
-from workloads.readers.reader import Record, csv_rows, first_record, json_record, wrong_width
-from workloads.rows import Blocks, Row, Rows, TraceError
+from workloads.readers import arrow
+from workloads.readers.reader import Options, Record, csv_rows, first_record, json_record, wrong_width
+from workloads.rows import Row, Rows, TraceError
 from workloads.stamps import RowError, whole
+from workloads.tables import Blocks, Table
 from workloads.validation import MIN_VALUE
 
 REQUIRED: Final = ("arrival_ns", "num_prompt_tokens", "num_output_tokens")
 OPTIONAL: Final = ("limit_tokens", "priority", "session", "parent", "delay_ns", "source_row")
 EXPECTS = "CSV, JSON lines or Parquet with " + ",".join(REQUIRED)
 REBASE = False
+TAKES: tuple[str, ...] = ("block_size",)
 CSV_MARK: Final = "# pagelab-trace "
 JSON_MARK: Final = "pagelab_trace"
 
@@ -35,7 +39,7 @@ def claims(content: Content) -> bool:
     return JSON_MARK in record or set(REQUIRED) <= record.keys() or set(REQUIRED) <= set(content.header())
 
 
-def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
+def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """Rows through one checked path, whatever the container."""
     meta, records = _parquet(content) if content.parquet else _text(content)
     for line, record in records:
@@ -43,13 +47,59 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
             if isinstance(record, RowError):
                 raise record
             rows.add(_row(record), line)
-    return _blocks(content, meta, rows, block_size)
+    return _blocks(content, meta, options.block_size, any_ids=any(row.block_ids for row in rows.kept))
+
+
+def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+    """By pyarrow, from any container; no value may be missing."""
+    columns, first_line = _columns(content)
+    if columns is None or not set(REQUIRED) <= columns.keys():
+        return None
+    arrival_ns, prompt, output = (columns[name] for name in REQUIRED)
+    more = {name: arrow.whole_numbers(columns[name]) for name in OPTIONAL if name in columns}
+    table = arrow.plain_table(arrow.whole_numbers(arrival_ns), prompt, output, first_line, **more)
+    if table is None:
+        return None
+    if "block_ids" in columns:
+        lists = arrow.id_lists(columns["block_ids"])
+        if lists is None:
+            return None
+        table = replace(table, block_offsets=lists[0], block_ids=lists[1])
+    any_ids = len(table.block_ids) > 0
+    return replace(table, blocks=_blocks(content, metadata(content), options.block_size, any_ids=any_ids))
+
+
+def _columns(content: Content) -> tuple[arrow.Columns | None, int]:
+    """The columns that are there, and the line of the first row."""
+    if content.parquet:
+        return _parquet_columns(content), 1
+    first, _, rest = content.text.partition("\n")
+    is_json = first.startswith("{")
+    marked = JSON_MARK in first_record(content) if is_json else first.startswith(CSV_MARK)
+    text, first_line = (rest, 2) if marked else (content.text, 1)
+    if is_json:
+        kinds = {**dict.fromkeys((*REQUIRED, *OPTIONAL), "whole"), "block_ids": "ids"}
+        return arrow.json_columns(text, kinds, REQUIRED), first_line
+    header = text.partition("\n")[0].strip().split(",")
+    numbers = [name for name in (*REQUIRED, *OPTIONAL) if name in header]
+    return arrow.csv_columns(text, numbers, [name for name in ("block_ids",) if name in header]), first_line + 1
+
+
+def _parquet_columns(content: Content) -> arrow.Columns | None:
+    import pyarrow as pa
+
+    table = _parquet_table(content)
+    kinds = {name: pa.int64() for name in (*REQUIRED, *OPTIONAL)} | {"block_ids": pa.list_(pa.int64())}
+    found = {name: table[name] for name in kinds if name in table.column_names}
+    plain = all(column.type.equals(kinds[name]) and not column.null_count for name, column in found.items())
+    return found if plain else None
 
 
 def metadata(content: Content) -> Record:
     """The first line's or schema's object, {} without one. Raises TraceError if it is broken."""
     if content.parquet:
-        return _parquet(content)[0]
+        found = _parquet_file(content).schema_arrow.metadata or {}
+        return _object(content, found.get(JSON_MARK.encode(), b"{}").decode())
     first = content.first_line()
     if first.startswith(CSV_MARK):
         return _object(content, first.removeprefix(CSV_MARK))
@@ -98,20 +148,36 @@ def _csv_records(content: Content, skip_lines: int) -> Iterator[tuple[int, Recor
 
 
 def _parquet(content: Content) -> tuple[Record, Iterator[tuple[int, Record | RowError]]]:
+    records = _parquet_table(content).to_pylist()
+    numbered = ((i, {k: v for k, v in row.items() if v is not None}) for i, row in enumerate(records, start=1))
+    return metadata(content), numbered
+
+
+def _parquet_table(content: Content) -> Any:
+    import pyarrow as pa
+
+    file = _parquet_file(content)
+    missing = [name for name in REQUIRED if name not in file.schema_arrow.names]
+    if missing:
+        raise TraceError(f"{content.path}: no column {missing[0]!r}; pagelab needs {EXPECTS}")
+    try:
+        return file.read([name for name in (*REQUIRED, *OPTIONAL, "block_ids") if name in file.schema_arrow.names])
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(content, error) from None
+
+
+def _parquet_file(content: Content) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(content.parquet))
+        return pq.ParquetFile(pa.BufferReader(content.parquet))
     except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{content.path}: a damaged Parquet file ({error}); save or fetch it again") from None
-    missing = [name for name in REQUIRED if name not in table.column_names]
-    if missing:
-        raise TraceError(f"{content.path}: no column {missing[0]!r}; pagelab needs {EXPECTS}")
-    meta = _object(content, (table.schema.metadata or {}).get(JSON_MARK.encode(), b"{}").decode())
-    names = [name for name in (*REQUIRED, *OPTIONAL, "block_ids") if name in table.column_names]
-    records = table.select(names).to_pylist()
-    return meta, ((i, {k: v for k, v in row.items() if v is not None}) for i, row in enumerate(records, start=1))
+        raise _damaged(content, error) from None
+
+
+def _damaged(content: Content, error: Exception) -> TraceError:
+    return TraceError(f"{content.path}: a damaged Parquet file ({error}); save or fetch it again")
 
 
 def _row(record: Record) -> Row:
@@ -137,7 +203,7 @@ def _block_ids(value: object) -> list[int]:
     return [whole("block_ids", block) for block in ids]
 
 
-def _blocks(content: Content, meta: Record, rows: Rows, block_size: int | None) -> Blocks:
+def _blocks(content: Content, meta: Record, block_size: int | None, *, any_ids: bool) -> Blocks:
     try:
         blocks = Blocks(
             whole("block_size", meta.get("block_size", 0)),
@@ -146,7 +212,7 @@ def _blocks(content: Content, meta: Record, rows: Rows, block_size: int | None) 
         )
     except RowError as bad:
         raise TraceError(f"{content.path}:1: {bad}; save the trace again") from None
-    if blocks.size == 0 and any(row.block_ids for row in rows.kept):
+    if blocks.size == 0 and any_ids:
         raise TraceError(
             f"{content.path}:1: block_ids without block_size, block_scope and block_partial; "
             f"state them in a first line {CSV_MARK}{{...}}"

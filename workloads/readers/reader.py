@@ -8,16 +8,25 @@ import json
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from itertools import islice
-from typing import Final, NoReturn, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from workloads.content import Content
-from workloads.rows import Blocks, Rows, TraceError
+from workloads.rows import Rows, TraceError
 from workloads.stamps import RowError
+from workloads.tables import Blocks, Table
 
 Record = dict[str, object]
 
 NUM_PROBED_LINES: Final = 20
 """Lines looked at to recognise JSON lines."""
+
+
+class Options(NamedTuple):
+    """What a caller may add to a file; see `workloads.load_trace`. None where nothing was said."""
+
+    block_size: int | None = None
+    recipe: str | None = None
+    tokenizer: str | None = None
 
 
 class Reader(Protocol):
@@ -28,11 +37,20 @@ class Reader(Protocol):
     REBASE: bool
     """Whether the first arrival becomes 0: true where the file's origin is arbitrary."""
 
+    TAKES: tuple[str, ...]
+    """Names of the `Options` that it reads; others are refused."""
+
     def claims(self, content: Content) -> bool:
         """Whether the header or the first row is of this format. Never raises."""
 
-    def read(self, content: Content, rows: Rows, block_size: int | None) -> Blocks:
+    def read(self, content: Content, rows: Rows, options: Options) -> Blocks:
         """Add every row to `rows`, say what the block ids mean. Raises TraceError for an unusable header."""
+
+    def read_plain(self, content: Content, rows: Rows, options: Options) -> Table | None:
+        """All rows at once, exactly as `read` would keep them, or None where one of them needs a closer look.
+
+        Only for speed: adds nothing to `rows` but notes, and those only with a table.
+        """
 
 
 def csv_rows(content: Content, skip_lines: int = 0) -> Iterator[tuple[int, list[str] | None, dict[str, int]]]:

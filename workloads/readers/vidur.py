@@ -7,14 +7,17 @@ No other names are guessed, because two of Vidur's own readers disagree about th
 from __future__ import annotations
 
 from workloads.content import Content
-from workloads.readers.reader import csv_rows, wrong_width
-from workloads.rows import Blocks, Row, Rows, TraceError
+from workloads.readers import arrow
+from workloads.readers.reader import Options, csv_rows, wrong_width
+from workloads.rows import Row, Rows, TraceError
 from workloads.stamps import NS_PER_S, date_time_ns, looks_like_date, nanoseconds, whole
+from workloads.tables import Blocks, Table
 
 STAMPS = ("arrived_at", "arrival_time")
 LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
 EXPECTS = "CSV arrived_at (or arrival_time),num_prefill_tokens,num_decode_tokens"
 REBASE = True
+TAKES: tuple[str, ...] = ()
 
 
 def claims(content: Content) -> bool:
@@ -23,7 +26,7 @@ def claims(content: Content) -> bool:
     return bool(header & set(STAMPS)) and set(LENGTHS) <= header
 
 
-def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
+def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """One stamp column decides; two are refused."""
     stamps = [name for name in STAMPS if name in content.header()]
     if len(stamps) != 1:
@@ -35,6 +38,19 @@ def read(content: Content, rows: Rows, block_size: int | None) -> Blocks:
             prompt, output = (whole(name, fields[at[name]].strip()) for name in LENGTHS)
             rows.add(Row(_arrival_ns(stamps[0], fields[at[stamps[0]]].strip()), prompt, output), line)
     return Blocks()
+
+
+def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+    """By pyarrow, where all stamps are numbers or all are dates."""
+    stamps = [name for name in STAMPS if name in content.header()]
+    columns = arrow.csv_columns(content.text, LENGTHS, as_text=stamps) if len(stamps) == 1 else None
+    if columns is None:
+        return None
+    stamp = columns[stamps[0]]
+    arrival_ns = arrow.scaled(stamp, NS_PER_S)
+    if arrival_ns is None:
+        arrival_ns = arrow.date_times(stamp)
+    return arrow.plain_table(arrival_ns, *(columns[name] for name in LENGTHS), first_line=2)
 
 
 def _arrival_ns(key: str, text: str) -> int:
