@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from experiments.settings import Workload
     from workloads import Trace
 
-NEEDS_RATE = "paper-fig12a"
 LENGTH_COLUMNS = ("input_len", "output_len")
 
 
@@ -34,12 +33,11 @@ def arrive(workload: Workload, seed: int, num_runs: int) -> Arriving:
     if workload.trace is not None:
         return _from_file(workload, seed, num_runs)
     from workloads import named_trace
+    from workloads.named import GRIDS
 
     assert workload.name is not None
-    if workload.name == NEEDS_RATE and workload.request_rate is None:
-        raise UsageError(
-            f"{NEEDS_RATE} is a sweep over rates: say --request-rate; the artifact's are 0.2 to 2 per second"
-        )
+    if workload.name in GRIDS and workload.request_rate is None:
+        raise UsageError(f"{workload.name} is a sweep over rates: say --request-rate; {GRIDS[workload.name]}")
     lengths = {name: read_lengths(Path(path)) for name, path in workload.lengths.items()}
     unknown = sorted(lengths.keys() - {"sharegpt", "alpaca"})
     if unknown:
@@ -70,7 +68,14 @@ def _from_file(workload: Workload, seed: int, num_runs: int) -> Arriving:
         )
     assert workload.trace is not None
     path = Path(workload.trace)
-    loaded = load_trace(path, workload.trace_format, on_bad_row=workload.on_bad_row)
+    loaded = load_trace(
+        path,
+        workload.trace_format,
+        on_bad_row=workload.on_bad_row,
+        block_size=workload.trace_block_size,
+        recipe=workload.recipe,
+        tokenizer=workload.tokenizer,
+    )
     trace = _shaped(loaded.trace, workload, stretch=True)
     extra = {
         "file": path.name,
@@ -100,13 +105,27 @@ def _provenance(trace: Trace, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shaped(trace: Trace, workload: Workload, *, stretch: bool) -> Trace:
     """The first requests, at the rate asked for, in scaled time."""
-    if workload.num_requests is not None and workload.num_requests < len(trace):
+    if workload.num_requests is not None and stretch:
+        trace = first_requests(trace, workload.num_requests, again=workload.repeat)
+    elif workload.num_requests is not None and workload.num_requests < len(trace):
         trace = trace.slice(0, workload.num_requests)
     if stretch and workload.request_rate is not None:
         if len(trace) < 2 or not int(trace.arrival_ns[-1] - trace.arrival_ns[0]):
             raise UsageError("request_rate: the trace's arrivals have no span that could be stretched to a rate")
         trace = trace.with_rate(workload.request_rate)
     return trace if workload.time_scale is None else trace.scale_time(workload.time_scale)
+
+
+def first_requests(trace: Trace, num_requests: int, *, again: bool) -> Trace:
+    """The first so many of a file; UsageError where it holds fewer and nobody said to go round."""
+    if num_requests <= len(trace):
+        return trace.slice(0, num_requests)
+    if not again:
+        raise UsageError(
+            f"num_requests: {num_requests:,} asked for, the trace holds {len(trace):,}; "
+            "ask for fewer, or say --repeat to go round"
+        )
+    return trace.repeat(num_requests)
 
 
 def file_sha256(path: Path) -> str:

@@ -36,6 +36,7 @@ def _paper(end_s: float | None, window_s: tuple[float, float] | None) -> Workloa
 OF_WORKLOAD: dict[str, WorkloadDefaults] = {
     "paper-fig2": _paper(900.0, (300.0, 900.0)),
     "paper-fig12a": _paper(None, None),
+    "paper-fig12d": _paper(None, None),
     "paper-fig13a": _paper(3600.0, (600.0, 3600.0)),
     "paper-fig13b": _paper(900.0, (300.0, 900.0)),
 }

@@ -60,7 +60,7 @@ class Flags:
     ] = ()
     workload: Annotated[Text, _option(_WORK, "A workload by name [paper-fig2, if there is no --trace].")] = None
     trace: Annotated[
-        Text, _option(_WORK, "A trace file: pagelab, Azure, Mooncake, Vidur or a length list, gzip or not.")
+        Text, _option(_WORK, "A trace file of any format that `trace inspect --help` names, gzip or not.")
     ] = None
     trace_format: Annotated[Text, _option(_WORK, "Its format, where it is not to be recognised [auto].")] = None
     lengths: Annotated[
@@ -73,7 +73,13 @@ class Flags:
         ),
     ] = ()
     on_bad_row: Annotated[Text, _option(_WORK, "refuse or drop (and count) [refuse].")] = None
+    trace_block_size: Annotated[Text, _option(_WORK, "Tokens per block id of the file [its format's].")] = None
+    recipe: Annotated[Text, _option(_WORK, "Turns of a ShareGPT talk that are a request.")] = None
+    tokenizer: Annotated[Text, _option(_WORK, "Counts texts: words, or a tokenizer.json.")] = None
     num_requests: Annotated[Text, _option(_WORK, "The first so many requests [all].")] = None
+    repeat: Annotated[
+        Switch, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False, group=_WORK)
+    ] = None
     request_rate: Annotated[Text, _option(_WORK, "Requests per second [the workload's own].")] = None
     time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow [1].")] = None
     seed: Annotated[Text, _option(_WORK, "Seed of a seeded workload [0].")] = None
@@ -149,7 +155,7 @@ class Flags:
         Text,
         _option(
             _MEASURE,
-            "linear:a,b,c,d (s), roofline, table:FILE, paper-13b, or recorded:FILE, the steps.parquet of a real run "
+            "linear:a,b,c,d (s), roofline, table:FILE, paper-13b (66b, 175b), or recorded:FILE, the steps.parquet of a real run "
             "[roofline; paper-*: paper-13b].",
         ),
     ] = None

@@ -33,6 +33,14 @@ class Workload(Section):
     """Path of a trace file; in a configuration file, seen from that file's folder."""
     trace_format: str = "auto"
     on_bad_row: Literal["refuse", "drop"] = "refuse"
+    trace_block_size: Count | None = None
+    """Tokens per block id, where the file does not say."""
+    recipe: str | None = None
+    """Which turns of a ShareGPT talk are a request."""
+    tokenizer: str | None = None
+    """Counts texts: words, or the path of a tokenizer.json."""
+    repeat: bool = False
+    """Whether a file that holds fewer than `num_requests` goes round."""
     lengths: dict[str, str] = Field(default_factory=dict)
     """Real length lists for the named workloads: sharegpt or alpaca = a file with columns input_len, output_len."""
     num_requests: Count | None = None
@@ -48,6 +56,9 @@ class Workload(Section):
             raise ValueError("name (--workload) and trace both say what arrives: keep one")
         if self.trace is not None and self.lengths:
             raise ValueError("lengths are for named workloads; a trace file has its own")
+        for key in ("trace_block_size", "recipe", "tokenizer", "repeat"):
+            if self.trace is None and getattr(self, key):
+                raise ValueError(f"{key} is for a trace file; name one with trace")
         return self
 
 
@@ -112,7 +123,7 @@ class Measuring(Section):
     backend: Backend = "sim"
     """What runs a step: a model of its time, or the real engine on this machine's CPU or GPU."""
     step_model: str | None = None
-    """linear:a,b,c,d, roofline, table:FILE, paper-13b, or recorded:FILE, the steps of a real run."""
+    """linear:a,b,c,d, roofline, table:FILE, paper-13b (66b, 175b), or recorded:FILE, the steps of a real run."""
     executor: Literal["cost", "shadow", "torch-cpu"] = "cost"
     window_s: Window | None = None
     end_s: End | None = None

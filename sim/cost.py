@@ -123,6 +123,30 @@ PAPER_13B = LinearModel(
 constant is fitted (to the paper's 30.42 batched requests at 2 req/s); the others are rough."""
 
 
+def _larger(gigabytes: int, layers: int, kv_bytes: int, gpus: int, bytes_per_s: float) -> LinearModel:
+    """PAPER_13B (26 GB of weights, 40 layers) scaled to an OPT on several A100s: weights, KV bytes and work per token
+    by what each GPU holds, what 13B's base has beyond reading its weights by layers, and two all-reduces a layer."""
+    beside_weights = (29.5e-3 - 26e9 / 1.1e12) / 40 + 2 * ALL_REDUCE_S * (gpus - 1)
+    return LinearModel(
+        base_ps=_ps(gigabytes * 1e9 / gpus / bytes_per_s + layers * beside_weights),
+        per_seq_ps=PAPER_13B.per_seq_ps,
+        per_kv_token_ps=_ps(kv_bytes / gpus / bytes_per_s),
+        per_extra_token_ps=_ps(0.13e-3 * gigabytes / 26 / gpus),
+        free_tokens=PAPER_13B.free_tokens,
+    )
+
+
+ALL_REDUCE_S = 35e-6
+"""An all-reduce takes this times (GPUs - 1). The one constant of the larger models that is fitted: with it `paged`
+sustains about 1.0 and 2.5 req/s, where the axes of Fig 12 (b) and (c) end."""
+PAPER_MODELS = {
+    "paper-13b": PAPER_13B,
+    "paper-66b": _larger(132, 64, 2304 * 1024, 4, 1.1e12),
+    "paper-175b": _larger(346, 96, 4608 * 1024, 8, 1.1e12 * 2039 / 1555),
+}
+"""By name. OPT-66B on four A100-40GB, OPT-175B on eight A100-80GB, whose memory is faster as 2,039 to 1,555 GB/s."""
+
+
 @dataclass(frozen=True, slots=True)
 class RooflineModel:
     """max(compute, memory) + overhead, from a model's and a GPU's specification.
@@ -244,7 +268,7 @@ def read_table(path: Path) -> TableModel:
 
 
 def parse_step_model(text: str, roofline: Callable[[], RooflineModel] | None = None) -> StepModel:
-    """`linear:a,b,c,d` (seconds), `paper-13b`, `table:FILE`, or `roofline` where a model and a GPU are known."""
+    """`linear:a,b,c,d` (seconds), one of PAPER_MODELS, `table:FILE`, or `roofline` where model and GPU are known."""
     kind, _, rest = text.partition(":")
     if kind == "linear":
         try:
@@ -257,13 +281,13 @@ def parse_step_model(text: str, roofline: Callable[[], RooflineModel] | None = N
                 "linear:BASE,PER_SEQ,PER_KV_TOKEN,PER_EXTRA_TOKEN"
             )
         return LinearModel(*map(_ps, values))
-    if text == "paper-13b":
-        return PAPER_13B
+    if text in PAPER_MODELS:
+        return PAPER_MODELS[text]
     if kind == "table" and rest:
         return read_table(Path(rest))
     if text == "roofline" and roofline is not None:
         return roofline()
     raise ValueError(
-        f"unknown step model {text!r}: use linear:a,b,c,d, paper-13b, table:FILE, recorded:FILE or "
-        "roofline (with a model and a GPU)"
+        f"unknown step model {text!r}: use linear:a,b,c,d, {', '.join(PAPER_MODELS)}, table:FILE, recorded:FILE "
+        "or roofline (with a model and a GPU)"
     )

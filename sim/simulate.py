@@ -11,7 +11,7 @@ from engine.core.executor import Executor
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler
+from engine.core.request_level import make_scheduler
 from engine.core.step import Cut, never_skip
 from sim import integrals as at
 from sim import metrics
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from engine.core.allocator import KVAllocator
+    from engine.core.scheduler import Scheduler
     from workloads import Trace
 
 PS = metrics.PS
@@ -186,7 +187,7 @@ class Simulation:
         self._num_rows = len(trace)
         self._last = last = last_arrival_ps(trace)
         allocator = make_allocator(spec.allocator, spec.pool)
-        scheduler = Scheduler(spec.limits, allocator)
+        scheduler = make_scheduler(spec.limits, allocator)
         self._allocator, self._scheduler = allocator, scheduler
         self._window = window = window_of(spec, last)
         end = None if spec.end_s is None else round(spec.end_s * PS)

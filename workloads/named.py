@@ -38,10 +38,16 @@ class Recipe(NamedTuple):
 RECIPES: Final = {
     "paper-fig2": Recipe("sharegpt", 4.0, 900),
     "paper-fig12a": Recipe("sharegpt", None, 3600),
+    "paper-fig12d": Recipe("alpaca", None, 3600),
     "paper-fig13a": Recipe("sharegpt", 2.0, 3600),
     "paper-fig13b": Recipe("alpaca", 30.0, 900),
 }
 NAMED_TRACES: Final = tuple(RECIPES)
+GRIDS: Final = {
+    "paper-fig12a": "the artifact's grid for OPT-13B is 0.2 to 2 requests/s",
+    "paper-fig12d": "the artifact's grid for OPT-13B is 2 to 31.5 requests/s",
+}
+"""Of the workloads without a rate of their own."""
 
 
 def named_trace(
@@ -50,16 +56,20 @@ def named_trace(
     lengths: dict[str, Pairs] | None = None,
     *,
     rate_per_s: float | None = None,
+    duration_s: int | None = None,
 ) -> Trace:
     """A workload of the paper, offline: arrivals on the run's clock (the first is seldom at 0), shuffled by
     `seed`.
 
     `lengths` maps 'sharegpt' or 'alpaca' to the real (prompt, output) tokens in file order; without it a
     fixed stand-in file is used, and `source` says which. Rows are the first rate x duration that fit; if more
-    requests arrive than there are rows, the list is repeated. `rate_per_s` is required by 'paper-fig12a', the
-    others may be moved by it. Raises ValueError for an unknown name, a missing rate or an empty list.
+    requests arrive than there are rows, the list is repeated. `rate_per_s` is required by 'paper-fig12a' and
+    'paper-fig12d', the others may be moved by it; so may the seconds of arrivals. Raises ValueError for an unknown
+    name, a missing rate or an empty list.
     """
     recipe = _recipe(name, rate_per_s)
+    if duration_s is not None:
+        recipe = recipe._replace(duration_s=duration_s)
     rate = recipe.rate_per_s or 0.0
     stamps = arrivals.poisson_counts(rate, recipe.duration_s, seed)
     num_rows = round(rate * recipe.duration_s)
@@ -93,7 +103,7 @@ def _recipe(name: str, rate_per_s: float | None) -> Recipe:
     recipe = RECIPES[name]
     rate = recipe.rate_per_s if rate_per_s is None else rate_per_s
     if rate is None:
-        raise ValueError(f"named_trace: {name} needs a rate_per_s; the artifact's grid is 0.2 to 2 requests/s")
+        raise ValueError(f"named_trace: {name} needs a rate_per_s; {GRIDS[name]}")
     return recipe._replace(rate_per_s=rate)
 
 

@@ -19,6 +19,8 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     """Most tokens of one request in one step while other requests exist; 0: no such limit."""
+    batching: Literal["iteration", "request"] = "iteration"
+    """Who may join a running batch: anybody, step by step, or nobody until all of it is done (`request_level`)."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -28,6 +30,8 @@ class SchedulerConfig:
             raise ValueError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f"unknown policy {self.policy!r}: use fcfs or priority")
+        if self.batching not in ("iteration", "request"):
+            raise ValueError(f"unknown batching {self.batching!r}: use iteration or request")
         if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"without chunked prefill max_num_batched_tokens={self.max_num_batched_tokens} must be at least "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.paper.claims import Result
-from experiments.paper.runs import Lab, RunKey
+from experiments.paper.runs import Key, Lab
 
 Cell = str | float | int | None
 
@@ -33,7 +33,7 @@ class Table:
         }
 
 
-def _no_runs(lab: Lab) -> list[RunKey]:
+def _no_runs(lab: Lab) -> list[Key]:
     return []
 
 
@@ -48,5 +48,5 @@ class Experiment:
     name: str
     title: str
     judge: Callable[[Lab], Sequence[Result]]
-    runs: Callable[[Lab], Sequence[RunKey]] = _no_runs
+    runs: Callable[[Lab], Sequence[Key]] = _no_runs
     tables: Callable[[Lab], Sequence[Table]] = _no_tables

@@ -9,8 +9,8 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from experiments.presets import PRESETS
 from sim import metrics
 from sim.cost import PAPER_13B
 from sim.cost_executor import CostExecutor
-from sim.simulate import RunSpec, simulate
+from sim.simulate import Run, RunSpec, simulate
 from workloads import named_trace
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 NUM_BLOCKS: Final = 984
 BLOCK_SIZE: Final = 16
 MAX_MODEL_LEN: Final = 2048
-WINDOWS_S: Final = {"paper-fig2": (300.0, 900.0), "paper-fig13a": (600.0, 3600.0)}
+WINDOWS_S: Final = {"paper-fig2": (300.0, 900.0), "paper-fig13a": (600.0, 3600.0), "paper-fig13b": (300.0, 900.0)}
 """Half-open windows of the means; a run is cut where its window ends."""
 ORCAS: Final = ("orca-max", "orca-pow2", "orca-oracle")
 SYSTEMS: Final = (*ORCAS, "paged")
@@ -41,22 +41,48 @@ NUM_SEEDS: Final = 10
 NUM_QUICK_SEEDS: Final = 3
 
 
+class Key(Protocol):
+    """Names a run and can do it; hashable, small, and the same in every process."""
+
+    @property
+    def seed(self) -> int:
+        """Of the workload's randomness."""
+        ...
+
+    def run(self, lengths: Lengths) -> Measured:
+        """Simulates it."""
+        ...
+
+
 class RunKey(NamedTuple):
-    """One run."""
+    """One run of a workload that has a window, cut where it ends."""
 
     workload: str
     allocator: str
     seed: int
     num_blocks: int = NUM_BLOCKS
     block_size: int = BLOCK_SIZE
+    max_num_seqs: int = 0
+    """Most running requests; 0: the preset's."""
+
+    def run(self, lengths: Lengths) -> Measured:
+        """See `run`."""
+        return run(self, lengths)
 
 
 def spec_of(key: RunKey) -> RunSpec:
-    """The artifact's rules for that pool."""
-    preset, window = PRESETS["sosp23"], WINDOWS_S[key.workload]
+    """The artifact's rules for that pool, cut where the window ends."""
+    window = WINDOWS_S[key.workload]
+    spec = artifact_spec(key.allocator, key.num_blocks, key.block_size, max_num_seqs=key.max_num_seqs)
+    return replace(spec, window_s=window, end_s=window[1])
+
+
+def artifact_spec(allocator: str, num_blocks: int, block_size: int = BLOCK_SIZE, *, max_num_seqs: int = 0) -> RunSpec:
+    """The artifact's rules for that pool, drained; `max_num_seqs` other than 0 in place of the preset's."""
+    preset = PRESETS["sosp23"]
     pool = PoolConfig(
-        key.num_blocks,
-        key.block_size,
+        num_blocks,
+        block_size,
         MAX_MODEL_LEN,
         enable_caching=preset.enable_caching,
         watermark=preset.watermark,
@@ -65,31 +91,33 @@ def spec_of(key: RunKey) -> RunSpec:
     )
     limits = SchedulerConfig(
         max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=preset.max_num_seqs,
+        max_num_seqs=max_num_seqs or preset.max_num_seqs,
         max_num_batched_tokens=preset.max_num_batched_tokens,
         chunked_prefill=preset.chunked_prefill,
         full_sequence_gate=preset.full_sequence_gate,
     )
-    return RunSpec(
-        key.allocator,
-        pool,
-        limits,
-        final_token_has_slot=preset.final_token_has_slot,
-        window_s=window,
-        end_s=window[1],
-    )
+    return RunSpec(allocator, pool, limits, final_token_has_slot=preset.final_token_has_slot)
 
 
 def run(key: RunKey, lengths: Lengths) -> Measured:
     """Simulates one run. AssertionError if its numbers contradict each other."""
     trace = named_trace(key.workload, seed=key.seed, lengths=dict(lengths))
     done = simulate(spec_of(key), trace, CostExecutor(PAPER_13B))
-    broken = [check for check in done.checks if not check.holds]
-    assert not broken, f"{key}: {broken}"
+    agree(key, done)
     row = done.integrals_between(done.window.start, done.window.stop)
     slots = done.capacity_slots
     strict = {f"iter_{k}": v for k, v in metrics.memory(row, slots, reserves=done.reserves, per_step=True).items()}
-    values = {**done.summary, **strict}
+    return numbers_of({**done.summary, **strict})
+
+
+def agree(key: object, done: Run) -> None:
+    """AssertionError if the run's numbers contradict each other."""
+    broken = [check for check in done.checks if not check.holds]
+    assert not broken, f"{key}: {broken}"
+
+
+def numbers_of(values: Mapping[str, Any]) -> Measured:
+    """The entries that are numbers."""
     return {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
 
 
@@ -104,7 +132,7 @@ class Lab:
     jobs: int = 1
     kernels: KernelLab = field(default_factory=KernelLab)
     """Where measurements of kernels come from."""
-    _done: dict[RunKey, Measured] = field(default_factory=dict)
+    _done: dict[Key, Measured] = field(default_factory=dict)
     _once: dict[str, Any] = field(default_factory=dict)
 
     def is_real(self, name: str) -> bool:
@@ -133,7 +161,7 @@ class Lab:
         """One run a seed."""
         return [RunKey(workload, allocator, seed, num_blocks, block_size) for seed in range(self.num_seeds)]
 
-    def measure(self, keys: Sequence[RunKey], progress: Callable[[int, int], None] | None = None) -> list[Measured]:
+    def measure(self, keys: Sequence[Key], progress: Callable[[int, int], None] | None = None) -> list[Measured]:
         """The measurements of these runs, in their order; each run happens once in a lab's life."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._done]
         for count, (key, measured) in enumerate(zip(missing, self._run(missing), strict=True), 1):
@@ -142,14 +170,14 @@ class Lab:
                 progress(count, len(missing))
         return [self._done[key] for key in keys]
 
-    def values(self, keys: Sequence[RunKey], name: str, scale: float = 1.0) -> list[float]:
+    def values(self, keys: Sequence[Key], name: str, scale: float = 1.0) -> list[float]:
         """One measured quantity, a value a run."""
         return [measured[name] * scale for measured in self.measure(keys)]
 
-    def _run(self, keys: Sequence[RunKey]) -> Iterable[Measured]:
+    def _run(self, keys: Sequence[Key]) -> Iterable[Measured]:
         if self.jobs <= 1 or len(keys) <= 1:
             for key in keys:
-                yield run(key, self.lengths)
+                yield key.run(self.lengths)
             return
         # Spawned, not forked: the parent may have threads (progress bars, BLAS).
         context = multiprocessing.get_context("spawn")
@@ -167,5 +195,5 @@ def _remember(lengths: Lengths) -> None:
     _worker_lengths = lengths
 
 
-def _run_here(key: RunKey) -> Measured:
-    return run(key, _worker_lengths)
+def _run_here(key: Key) -> Measured:
+    return key.run(_worker_lengths)

@@ -71,12 +71,13 @@ def test_only_the_head_of_a_long_list_is_used():
     "name,rate,duration_s,set_name",
     [
         ("paper-fig12a", 1.5, 3600, "sharegpt"),
+        ("paper-fig12d", 3.0, 3600, "alpaca"),
         ("paper-fig13a", 2.0, 3600, "sharegpt"),
         ("paper-fig13b", 30.0, 900, "alpaca"),
     ],
 )
 def test_the_other_figures_have_their_rate_duration_and_set(name: str, rate: float, duration_s: int, set_name: str):
-    trace = named_trace(name, 1, rate_per_s=rate if name == "paper-fig12a" else None)
+    trace = named_trace(name, 1, rate_per_s=rate if "fig12" in name else None)
 
     expected = rate * duration_s
     assert len(trace) == pytest.approx(expected, abs=5 * np.sqrt(expected))
@@ -84,10 +85,18 @@ def test_the_other_figures_have_their_rate_duration_and_set(name: str, rate: flo
     assert trace.source["lengths"] == f"{set_name} stand-in"
 
 
+def test_a_shorter_trace_begins_the_same_way_and_takes_fewer_rows():
+    short, long = (named_trace("paper-fig12d", 3, rate_per_s=2.0, duration_s=seconds) for seconds in (300, 600))
+
+    assert short.arrival_ns.tolist() == long.arrival_ns[: len(short)].tolist()
+    assert short.source_row.max() <= 600 < long.source_row.max()
+
+
 def test_names_and_rates_that_are_missing_are_asked_for():
     with pytest.raises(ValueError, match=f"need one of {', '.join(NAMED_TRACES)}, got 'paper-fig99'"):
         named_trace("paper-fig99", 0)
-    with pytest.raises(ValueError, match="paper-fig12a needs a rate_per_s"):
-        named_trace("paper-fig12a", 0)
+    for name in ("paper-fig12a", "paper-fig12d"):
+        with pytest.raises(ValueError, match=f"{name} needs a rate_per_s; the artifact's grid"):
+            named_trace(name, 0)
     with pytest.raises(ValueError, match="no row with in"):
         named_trace("paper-fig2", 0, {"sharegpt": (np.array([4000]), np.array([1]))})
