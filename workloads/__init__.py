@@ -4,7 +4,9 @@ Imports NumPy only; pandas and pyarrow are imported inside the few calls that ne
 """
 
 from workloads.columns import Trace
+from workloads.exports import FORMATS_TO_WRITE, export_trace
 from workloads.load import FORMATS, Loaded, load_trace
+from workloads.mixes import ClientClass, client_mix
 from workloads.named import NAMED_TRACES, named_trace
 from workloads.rows import TraceError
 from workloads.save import save_trace
@@ -13,11 +15,15 @@ from workloads.synthetic import synthetic_trace
 
 __all__ = [
     "FORMATS",
+    "FORMATS_TO_WRITE",
     "NAMED_TRACES",
+    "ClientClass",
     "Loaded",
     "Trace",
     "TraceError",
+    "client_mix",
     "describe",
+    "export_trace",
     "load_trace",
     "named_trace",
     "save_trace",

@@ -179,6 +179,11 @@ class Trace:
         """`num_requests` rows drawn by `seed`, in file order, re-based to 0."""
         return reshape.sample(self, num_requests, seed, replace)
 
+    def repeat(self, num_requests: int) -> Trace:
+        """`num_requests` rows, going round: every round begins a mean gap after the last, with sessions of its own
+        and the same block ids (the same prompts come again)."""
+        return reshape.repeat(self, num_requests)
+
     def shuffle_lengths(self, seed: int) -> Trace:
         """The same arrivals, with everything else of the rows permuted together by `seed`."""
         return reshape.shuffle_lengths(self, seed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.stamps import NS_PER_S, exact
+from workloads.stamps import MAX_NS, NS_PER_S, exact
 
 if TYPE_CHECKING:
     from workloads.columns import Trace
@@ -69,6 +69,27 @@ def sample(trace: Trace, num_requests: int, seed: int, with_replacement: bool) -
         )
     drawn = np.random.default_rng(seed).choice(n, num_requests, replace=with_replacement) if n else np.arange(0)
     return _from_zero(select(trace, np.sort(drawn)))
+
+
+def repeat(trace: Trace, num_requests: int) -> Trace:
+    """The trace again and again; see `Trace.repeat`."""
+    n = len(trace)
+    if num_requests < 1 or n == 0:
+        raise ValueError(f"repeat: need at least 1 request of a trace with rows, got {num_requests} of {n}")
+    rounds, rows = np.divmod(np.arange(num_requests), n)
+    span_ns = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
+    period_ns = span_ns + (span_ns // (n - 1) if n > 1 else 0)
+    if int(trace.arrival_ns[-1]) + int(rounds[-1]) * period_ns > MAX_NS:
+        raise ValueError(f"repeat: {int(rounds[-1]) + 1} rounds of {span_ns / NS_PER_S:g} s do not fit in int64")
+    again = select(trace, rows, arrival_ns=trace.arrival_ns[rows] + rounds * period_ns)
+    parent, session = trace.parent[rows], trace.session[rows]
+    num_sessions = int(trace.session.max()) + 1
+    return replace(
+        again,
+        parent=np.where(parent < 0, -1, parent + rounds * n),
+        session=np.where(session < 0, -1, session + rounds * num_sessions),
+        delay_ns=trace.delay_ns[rows],
+    )
 
 
 def shuffle_lengths(trace: Trace, seed: int) -> Trace:

@@ -34,6 +34,11 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     data = writers[suffix.removesuffix(".gz")](trace)
     if suffix.endswith(".gz"):
         data = gzip.compress(data, compresslevel=6, mtime=0)  # no clock in the bytes
+    write_whole(target, data)
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """The file appears under its name only when it is complete."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         temporary.write_bytes(data)

@@ -10,7 +10,9 @@ from workloads.columns import Trace
 
 Int64s = NDArray[np.int64]
 
-ARRIVALS = ("poisson", "gamma", "constant", "all-at-once", "counts")
+ARRIVALS = ("poisson", "gamma", "constant", "all-at-once", "counts", "piecewise:RATE@S,...", "on-off:ON_S,OFF_S")
+DEFAULT_RATE_PER_S = 4.0
+DEFAULT_GAMMA_CV = 2.0
 LENGTHS = (*standins.STANDINS, "fixed:IN,OUT", "uniform:IN-IN,OUT-OUT", "lognormal:MU/SIGMA,MU/SIGMA")
 
 
@@ -20,24 +22,24 @@ def synthetic_trace(
     num_requests: int = 1000,
     seed: int = 0,
     *,
-    rate_per_s: float = 4.0,
-    cv: float = 2.0,
+    rate_per_s: float | None = None,
+    cv: float | None = None,
     name: str = "synthetic",
 ) -> Trace:
     """`num_requests` requests by recipe; the same arguments give the same trace everywhere.
 
-    `arrival` is one of ARRIVALS; `cv` is read by 'gamma' only. 'counts' places Poisson counts per 10 ms and
-    keeps the first `num_requests`. `lengths` is one of LENGTHS or (prompt, output) arrays, repeated if they
+    `arrival` is one of ARRIVALS, at `rate_per_s` (4) on average; 'piecewise:2@60,8@30' has rates of its own, 2/s for
+    60 s and 8/s for 30 s in turn. `cv` of the gaps is read by 'gamma' (2), 'piecewise' and 'on-off' (1); what is not
+    read is refused. 'counts' places Poisson counts per 10 ms and keeps the first `num_requests`. `lengths` is one of LENGTHS or (prompt, output) arrays, repeated if they
     are too short. Arrivals and lengths have separate random streams: changing one leaves the other. Raises
     ValueError for others.
     """
     if num_requests < 1:
         raise ValueError(f"synthetic_trace: need at least 1 request, got {num_requests}")
-    stamps = _arrivals(arrival, rate_per_s, cv, num_requests, seed)
+    stamps, said = draw_arrivals(arrival, num_requests, seed, rate_per_s=rate_per_s, cv=cv)
     recipe = lengths if isinstance(lengths, str) else f"{len(lengths[0])} given pairs"
     prompt, output = draw_lengths(lengths, num_requests, seed)
-    pace = "" if arrival == "all-at-once" else f" at {rate_per_s:g}/s" + (f" cv {cv:g}" if arrival == "gamma" else "")
-    source = {"format": "synthetic", "arrival": arrival + pace, "lengths": recipe, "seed": str(seed)}
+    source = {"format": "synthetic", "arrival": said, "lengths": recipe, "seed": str(seed)}
     return Trace.build(stamps, prompt, output, name=name, source=source)
 
 
@@ -77,18 +79,48 @@ def _drawn(kind: str, text: str, num_values: int, rng: np.random.Generator) -> I
     raise ValueError(f"no recipe {kind!r}")
 
 
-def _arrivals(arrival: str, rate_per_s: float, cv: float, num_requests: int, seed: int) -> Int64s:
-    if arrival == "poisson":
-        return arrivals.poisson(rate_per_s, num_requests, seed)
-    if arrival == "gamma":
-        return arrivals.gamma(rate_per_s, cv, num_requests, seed)
-    if arrival == "constant":
-        return arrivals.constant(rate_per_s, num_requests, seed)
-    if arrival == "all-at-once":
-        return arrivals.all_at_once(num_requests, seed)
-    if arrival == "counts":
-        return _first_counts(rate_per_s, num_requests, seed)
-    raise ValueError(f"arrival: need one of {', '.join(ARRIVALS)}, got {arrival!r}")
+def draw_arrivals(
+    arrival: str, num_requests: int, seed: int, *, rate_per_s: float | None = None, cv: float | None = None
+) -> tuple[Int64s, str]:
+    """(nanoseconds, the recipe in words) of one of ARRIVALS, see `synthetic_trace`."""
+    kind, _, text = arrival.partition(":")
+    own_rates = kind in ("piecewise", "all-at-once")
+    if kind == "piecewise" and rate_per_s is not None:
+        raise ValueError(f"arrival: {arrival!r} says its rates itself; leave the rate {rate_per_s:g} out")
+    if cv is not None and kind not in ("gamma", "piecewise", "on-off"):
+        raise ValueError(f"arrival: {kind!r} has no cv to set; leave {cv:g} out, or say gamma")
+    rate = DEFAULT_RATE_PER_S if rate_per_s is None else rate_per_s
+    spread = (DEFAULT_GAMMA_CV if kind == "gamma" else 1.0) if cv is None else cv
+    stamps = _drawn_arrivals(kind, text, rate, spread, num_requests, seed)
+    said = arrival + ("" if own_rates else f" at {rate:g}/s")
+    return stamps, said + (f" cv {spread:g}" if kind == "gamma" or cv is not None else "")
+
+
+def _drawn_arrivals(kind: str, text: str, rate: float, cv: float, num_requests: int, seed: int) -> Int64s:
+    plain = {
+        "poisson": lambda: arrivals.poisson(rate, num_requests, seed),
+        "gamma": lambda: arrivals.gamma(rate, cv, num_requests, seed),
+        "constant": lambda: arrivals.constant(rate, num_requests, seed),
+        "all-at-once": lambda: arrivals.all_at_once(num_requests, seed),
+        "counts": lambda: _first_counts(rate, num_requests, seed),
+    }
+    if kind in plain and not text:
+        return plain[kind]()
+    try:
+        if kind == "piecewise":
+            return arrivals.piecewise(pieces_of(text), num_requests, seed, cv)
+        if kind == "on-off":
+            on_s, off_s = (float(word) for word in text.split(","))
+            return arrivals.on_off(rate, on_s, off_s, num_requests, seed, cv)
+    except ValueError as error:
+        raise ValueError(f"arrival: {kind}:{text}: {error}; need one of {', '.join(ARRIVALS)}") from None
+    raise ValueError(f"arrival: need one of {', '.join(ARRIVALS)}, got {kind if not text else f'{kind}:{text}'!r}")
+
+
+def pieces_of(text: str) -> list[tuple[float, float]]:
+    """'2@60,8@30' as (rate, seconds) pairs."""
+    pairs = [word.split("@") for word in text.split(",")]
+    return [(float(rate), float(seconds)) for rate, seconds in pairs]
 
 
 def _first_counts(rate_per_s: float, num_requests: int, seed: int) -> Int64s:

@@ -99,11 +99,12 @@ def _one_object_a_line(text: str) -> bool:
 
 def _has_unusual_number(text: str) -> bool:
     """Whether a digit is followed by an e, or 19 digits by each other."""
-    if any(f"{digit}{e}" in text for digit in range(10) for e in "eE"):
-        return True
     for start in range(0, len(text), PIECE):
         codes = np.frombuffer(text[start : start + PIECE + 18].encode(), np.uint8)
         run = (codes >= ord("0")) & (codes <= ord("9"))
+        after = codes[1:] | 32  # in lower case
+        if (run[:-1] & (after == ord("e"))).any():
+            return True
         for width in (1, 2, 4, 8, 3):  # then a mark stands for 19 digits from there on
             run = run[:-width] & run[width:]
         if run.any():
@@ -185,14 +186,20 @@ def id_lists(column: Any) -> tuple[Int64s, Int64s] | None:
     import pyarrow as pa
     from pyarrow import compute
 
+    # Without Arrow scalars: making one imports pandas, a second and a half.
     if pa.types.is_string(column.type):
         if not _all_match(column, IDS):
             return None
-        texts = compute.if_else(compute.equal(column, ""), pa.scalar(None, pa.string()), column)
-        column = compute.split_pattern(texts, " ").cast(pa.list_(pa.int64()))
-    counts = _words(compute.fill_null(compute.list_value_length(column), 0).cast(pa.int64()), 1)[:, 0]
-    ids = whole_numbers(compute.list_flatten(column))
-    return None if ids is None else (np.concatenate(([0], np.cumsum(counts))), ids)
+        spaces, filled = compute.count_substring(column, " "), compute.match_substring_regex(column, "[0-9]")
+        counts = compute.add(spaces.cast(pa.int64()), filled.cast(pa.int64()))
+        flat = compute.list_flatten(compute.split_pattern(column.filter(filled), " ")).cast(pa.int64())
+    else:
+        none = pa.py_buffer(np.zeros(len(column), np.int64))
+        zeros = pa.Array.from_buffers(pa.int64(), len(column), [None, none])
+        counts = compute.coalesce(compute.list_value_length(column).cast(pa.int64()), pa.chunked_array([zeros]))
+        flat = compute.list_flatten(column)
+    ids = whole_numbers(flat)
+    return None if ids is None else (np.concatenate(([0], np.cumsum(_words(counts, 1)[:, 0]))), ids)
 
 
 def _all_match(column: Any, pattern: str) -> bool:

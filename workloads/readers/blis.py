@@ -44,7 +44,7 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
                 nanoseconds(STAMP, record[STAMP], NS_PER_US),
                 _prompt(record),
                 0 if gone else whole("output_tokens", record["output_tokens"]),
-                priority=whole("vllm_priority", record.get("vllm_priority") or "0"),
+                priority=_priority(record),
                 session=sessions.number.get(key, len(sessions.number)) if key else -1,
                 parent=sessions.parent(key, whole("round_index", turn)),
             )
@@ -85,6 +85,13 @@ class _Sessions:
         if key:
             self.number.setdefault(key, number)
             self._rows[key, turn] = row
+
+
+def _priority(record: Mapping[str, str]) -> int:
+    priority = whole("vllm_priority", record.get("vllm_priority") or "0")
+    if priority < 0:
+        raise RowError("negative priority", f"vllm_priority is {priority}; BLIS takes none below 0")
+    return priority
 
 
 def _prompt(record: Mapping[str, str]) -> int:
