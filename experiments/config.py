@@ -103,6 +103,8 @@ def map_paths(values: Mapping[str, Any], change: Any) -> dict[str, Any]:
     new = dict(values)
     if isinstance(new.get("workload.trace"), str):
         new["workload.trace"] = change(new["workload.trace"])
+    if new.get("workload.tokenizer", "words") != "words" and isinstance(new["workload.tokenizer"], str):
+        new["workload.tokenizer"] = change(new["workload.tokenizer"])
     if isinstance(new.get("workload.lengths"), Mapping):
         new["workload.lengths"] = {
             k: change(v) if isinstance(v, str) else v for k, v in new["workload.lengths"].items()

@@ -8,19 +8,19 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from experiments.flags import Json, Overwrite
+from experiments.trace_flags import ReadFlags
 
-Format = Annotated[str, Parameter(help="Format, if not to be recognised: azure, lengths, mooncake, pagelab, vidur.")]
-BadRow = Annotated[str, Parameter(help="refuse or drop (and count).")]
+Plain = Parameter(show_default=False)
 
-trace_app = App(name="trace", help="Look at, convert, make and check request traces.", result_action="return_value")
+trace_app = App(name="trace", help="Fetch, look at, convert, make and check request traces.", result_action="return_value")
 
 
 @trace_app.command
-def inspect(file: Path, *, trace_format: Format = "auto", on_bad_row: BadRow = "refuse", json: Json = False) -> int:
+def inspect(file: Path, *, read: ReadFlags = ReadFlags(), json: Json = False) -> int:  # noqa: B008
     """What a trace is like: rate, burstiness, lengths, prefix hits."""
     from experiments.trace_verbs import inspect_verb
 
-    return inspect_verb(file, trace_format, on_bad_row, as_json=json)
+    return inspect_verb(file, read, as_json=json)
 
 
 @trace_app.command
@@ -28,25 +28,35 @@ def convert(
     source: Path,
     target: Path,
     *,
-    trace_format: Format = "auto",
-    on_bad_row: BadRow = "refuse",
+    to: str = "pagelab",
+    lossy: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    read: ReadFlags = ReadFlags(),  # noqa: B008
     overwrite: Overwrite = False,
 ) -> int:
-    """Write a trace in pagelab's own format, by the suffix of TARGET."""
+    """Write a trace in pagelab's own format, by the suffix of TARGET, or in another tool's.
+
+    Parameters
+    ----------
+    to
+        pagelab, azure, blis, burstgpt, mooncake, timed-trace, vidur or vllm-custom.
+    lossy
+        Write it even where the format cannot hold all of the trace; what is lost is said.
+    """
     from experiments.trace_verbs import convert_verb
 
-    return convert_verb(source, target, trace_format, on_bad_row, overwrite=overwrite)
+    return convert_verb(source, target, read, to, lossy=lossy, overwrite=overwrite)
 
 
 @trace_app.command
 def synth(
     target: Path,
     *,
-    arrivals: str = "poisson",
-    lengths: str = "sharegpt",
+    arrivals: Annotated[str | None, Plain] = None,
+    lengths: Annotated[str | None, Plain] = None,
     num_requests: Annotated[int, Parameter(name=("-n", "--num-requests"))] = 1000,
-    request_rate: float = 4.0,
-    cv: float = 2.0,
+    request_rate: Annotated[float | None, Plain] = None,
+    cv: Annotated[float | None, Plain] = None,
+    clients: Annotated[Path | None, Plain] = None,
     seed: int = 0,
     overwrite: Overwrite = False,
 ) -> int:
@@ -55,27 +65,55 @@ def synth(
     Parameters
     ----------
     arrivals
-        poisson, gamma, constant, all-at-once or counts.
+        poisson, gamma, constant, all-at-once, counts, piecewise:RATE@S,RATE@S,... (rates in turn, for so many seconds
+        each) or on-off:ON_S,OFF_S (bursts of these mean lengths) [poisson].
     lengths
-        sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA.
+        sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA [sharegpt].
     num_requests
         Rows of the trace.
     request_rate
-        Requests per second.
+        Requests per second, on average [4; piecewise: its own].
     cv
-        Coefficient of variation of gamma gaps.
+        Coefficient of variation of the gaps [gamma: 2; piecewise, on-off: 1].
+    clients
+        TOML file with a [[client]] table for each class: name, request_rate, lengths, arrivals (steady, on-off:...,
+        piecewise:WEIGHT@S,...), cv, num_clients, rate_skew. In place of arrivals, lengths, request_rate, cv.
     """
-    from experiments.trace_verbs import synth_verb
+    from experiments.trace_verbs import mix_verb, synth_verb
 
-    recipe = {"arrival": arrivals, "lengths": lengths, "num_requests": num_requests, "seed": seed}
-    return synth_verb(target, {**recipe, "rate_per_s": request_rate, "cv": cv}, overwrite=overwrite)
+    recipe = {"arrival": arrivals, "lengths": lengths, "rate_per_s": request_rate, "cv": cv}
+    if clients is not None:
+        return mix_verb(target, clients, recipe, num_requests, seed, overwrite=overwrite)
+    return synth_verb(target, recipe, num_requests, seed, overwrite=overwrite)
+
+
+@trace_app.command
+def fetch(
+    name: str | None = None,
+    *,
+    output_dir: Annotated[Path, Parameter(name=("-o", "--output-dir"))] = Path(),
+    url: Annotated[str | None, Plain] = None,
+    overwrite: Overwrite = False,
+) -> int:
+    """Download a public trace and check it; without NAME, list those whose home is known.
+
+    Parameters
+    ----------
+    name
+        One of the list.
+    output_dir
+        Folder for it.
+    url
+        A mirror of the file, https:// or file://; the checksum stays the same.
+    """
+    from experiments.trace_fetch import fetch_verb
+
+    return fetch_verb(name, output_dir, url, overwrite=overwrite)
 
 
 @trace_app.command(name="validate")
-def validate_trace(
-    file: Path, *, trace_format: Format = "auto", on_bad_row: BadRow = "refuse", json: Json = False
-) -> int:
+def validate_trace(file: Path, *, read: ReadFlags = ReadFlags(), json: Json = False) -> int:  # noqa: B008
     """Exit 0 if the file is a trace, 2 if not, with counts and the first reason."""
     from experiments.trace_verbs import validate_verb
 
-    return validate_verb(file, trace_format, on_bad_row, as_json=json)
+    return validate_verb(file, read, as_json=json)

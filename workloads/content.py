@@ -79,7 +79,7 @@ def open_content(path: str | Path) -> Content:
     data = _decompressed(shown, Path(path).read_bytes())
     if data.startswith(PARQUET_MAGIC):
         return Content(shown, parquet=data)
-    _refuse_other_kinds(shown, data)
+    refuse_other_kinds(shown, data)
     notes = []
     if data.startswith(UTF8_BOM):
         data = data[len(UTF8_BOM) :]
@@ -99,7 +99,8 @@ def _decompressed(shown: str, data: bytes) -> bytes:
         raise TraceError(f"{shown}: a damaged gzip file ({error}); fetch the file again") from None
 
 
-def _refuse_other_kinds(shown: str, data: bytes) -> None:
+def refuse_other_kinds(shown: str, data: bytes) -> None:
+    """Raise TraceError for what is known by its first bytes to be no trace: a page, a pointer, an archive, a pickle."""
     head = data[:512].removeprefix(UTF8_BOM).lstrip().lower()
     if not head:
         raise TraceError(f"{shown}: the file is empty; fetch it again or name another")

@@ -96,7 +96,7 @@ def blis(trace: Trace) -> str:
 
 def blis_header(trace: Trace) -> str:
     """TraceV2's YAML header."""
-    return 'trace_version: 3\ntime_unit: us\nmode: generated\nwarm_up_requests: 0\n'
+    return "trace_version: 3\ntime_unit: microseconds\nmode: generated\nwarm_up_requests: 0\n"
 
 
 def _basic(trace: Trace) -> Iterator[tuple[int, int, int]]:

@@ -17,8 +17,10 @@ BYTES = [b"", b"0", b"-", b"9" * 25, b'"', b"}", b",", b"\n", b"e9", b"\xc3", b"
 
 
 def outcome(path: Path, policy) -> Loaded | str:
+    talks = b'"conversations"' in path.read_bytes()
+    words = {"recipe": "first-human-pair", "tokenizer": "words"} if talks else {}
     try:
-        return load_trace(path, on_bad_row=policy)
+        return load_trace(path, on_bad_row=policy, **words)
     except TraceError as error:
         return str(error)
 

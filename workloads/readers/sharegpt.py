@@ -35,11 +35,11 @@ def claims(content: Content) -> bool:
 
 
 def read(content: Content, rows: Rows, options: Options) -> Blocks:
-    """Raises ValueError without a recipe or a tokenizer, TraceError for what is no JSON array."""
+    """Raises TraceError for what is no JSON array, or without a recipe or a tokenizer."""
     if options.recipe not in RECIPES:
         said = "no --recipe was said" if options.recipe is None else f"there is no recipe {options.recipe!r}"
-        raise ValueError(f"recipe: {content.path}: {said}; which turns are a request? one of {', '.join(RECIPES)}")
-    take, count = RECIPES[options.recipe], token_counter(options.tokenizer, content.path)
+        raise TraceError(f"{content.path}: {said}; which turns are a request? one of {', '.join(RECIPES)}")
+    take, count = RECIPES[options.recipe], token_counter(content, options.tokenizer)
     rows.notes.append(f"{content.path}: talks without arrivals: every request arrives at 0")
     for number, talk in enumerate(_talks(content), start=1):
         with rows.row(number):

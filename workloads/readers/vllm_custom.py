@@ -23,8 +23,8 @@ def claims(content: Content) -> bool:
 
 
 def read(content: Content, rows: Rows, options: Options) -> Blocks:
-    """Raises ValueError without a tokenizer."""
-    count = token_counter(options.tokenizer, content.path)
+    """Raises TraceError without a tokenizer."""
+    count = token_counter(content, options.tokenizer)
     rows.notes.append(f"{content.path}: prompts without arrivals: every request arrives at 0; no chat template counted")
     for line, text in content.lines():
         with rows.row(line):
