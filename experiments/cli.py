@@ -219,7 +219,8 @@ def reproduce(
     Parameters
     ----------
     names
-        fig2, fig11, fig13a, table1, block-size, chapter, online_softmax, fig18a, kernel-block-size, fig18b,
+        fig2, fig11, fig13a, table1, block-size, chapter, upper_bound, waste_vs_variance, concurrency, alignment,
+        table-bytes, online_softmax, fig18a, kernel-block-size, fig18b,
         caching-allocator (these four on a CUDA device), engine-compare (its times too), or all; others are not
         measured yet.
     quick

@@ -11,10 +11,12 @@ from typing import Any, Final, NamedTuple
 from engine.core.suggestion import unknown_name
 from experiments.exits import NO_DEVICE, UsageError
 from experiments.paper import later, show
+from experiments.paper.alignment import ALIGNMENT
 from experiments.paper.block_size import BLOCK_SIZE
 from experiments.paper.caching_allocator import CACHING_ALLOCATOR
 from experiments.paper.chapter import CHAPTER
 from experiments.paper.claims import Result
+from experiments.paper.concurrency import CONCURRENCY
 from experiments.paper.deviations import DEVIATIONS
 from experiments.paper.engine_compare import ENGINE_COMPARE
 from experiments.paper.experiment import Experiment, Table
@@ -27,6 +29,9 @@ from experiments.paper.kernels import KernelLab
 from experiments.paper.online_softmax import ONLINE_SOFTMAX
 from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
 from experiments.paper.table1 import TABLE1
+from experiments.paper.table_bytes import TABLE_BYTES
+from experiments.paper.upper_bound import UPPER_BOUND
+from experiments.paper.waste_vs_variance import WASTE_VS_VARIANCE
 from sim.metrics import strict_json
 from workloads import load_trace
 
@@ -35,6 +40,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
     for experiment in (
         *(FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER),
+        *(UPPER_BOUND, WASTE_VS_VARIANCE, CONCURRENCY, ALIGNMENT, TABLE_BYTES),
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
     )
 }
