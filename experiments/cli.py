@@ -219,10 +219,10 @@ def reproduce(
     Parameters
     ----------
     names
-        fig2, fig11, fig13a, table1, block-size, chapter, upper_bound, waste_vs_variance, concurrency, alignment,
-        table-bytes, online_softmax, fig18a, kernel-block-size, fig18b,
-        caching-allocator (these four on a CUDA device), engine-compare (its times too), or all; others are not
-        measured yet.
+        fig1, fig2, fig3, fig6, fig7, fig11, fig12a to fig12f, fig13a, fig13b, table1, block-size, chapter,
+        upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
+        kernel-block-size, fig18b, caching-allocator (these four on a CUDA device; fig18b's memory anywhere),
+        engine-compare (its times too), or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths

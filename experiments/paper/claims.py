@@ -1,8 +1,9 @@
 """A claim, what was measured for it, and the verdict.
 
 Only a claim that was measured and lies within its tolerance passes. A number that something here was fitted to is
-`calibrated`, not passed, while the fit holds; one whose code does not exist is `not yet`; one that needs what this
-machine lacks (torch, a device) is `not here`.
+`calibrated`, not passed, while the fit holds; one that hangs on what is not modelled is `reported`, with the reason,
+and not judged; one whose code does not exist is `not yet`; one that needs what this machine lacks (torch, a device) is
+`not here`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Verdict = Literal["pass", "miss", "calibrated", "not yet", "not here"]
+Verdict = Literal["pass", "miss", "calibrated", "reported", "not yet", "not here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Claim:
     """Whether a constant of ours was fitted to this very number, so that meeting it proves nothing."""
     at_most: bool = False
     """Whether anything below `expected` passes, too: a cost that may not be higher."""
+    why_reported: str = ""
+    """Why the number is shown and not judged; empty for every claim that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Result:
             return "not here"
         if self.got is None or claim.expected is None:
             return "not yet"
+        if claim.why_reported:
+            return "reported"
         slack = 1e-9 * max(1.0, abs(claim.expected))
         beyond = self.got - claim.expected if claim.at_most else abs(self.got - claim.expected)
         if not beyond <= claim.tolerance + slack:
@@ -80,8 +85,8 @@ class Result:
             "id": claim.id,
             "metric": claim.metric,
             "expected": claim.expected,
-            "got": self.got,
-            "sd": self.sd,
+            "got": _finite(self.got),
+            "sd": _finite(self.sd),
             "tolerance": claim.tolerance if claim.expected is not None else None,
             "at_most": claim.at_most,
             "pass": {"pass": True, "miss": False}.get(verdict),
@@ -91,8 +96,13 @@ class Result:
             "source": claim.source,
             "confidence": claim.confidence,
             "deviations": list(claim.deviations),
-            "note": "; ".join(text for text in (claim.note, self.note, self.lacking) if text),
+            "note": "; ".join(t for t in (claim.note, claim.why_reported, self.note, self.lacking) if t),
         }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers; a claim that came out as one is a miss all the same."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def exact(claim: Claim, got: float, note: str = "") -> Result:

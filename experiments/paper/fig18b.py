@@ -1,5 +1,7 @@
 """Fig 18b: end-to-end latency by block size, on the real engine: every size serves the same requests in equal memory.
 
+What memory alone does to it is simulated beside (`fig18b_memory`).
+
 The paper's rates are an A100's. Here the rate is a share of what the engine sustains at block size 16 on the device at
 hand, measured first with all requests waiting from the start.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from experiments.paper import fig18b_memory
 from experiments.paper.claims import Claim, Result, exact, not_here
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.runs import Lab
@@ -189,4 +192,10 @@ def _table(lab: Lab, lengths: str) -> Table:
     return Table(f"fig18b/{lengths}", title, ("block size", *COLUMNS), rows)
 
 
-FIG18B: Final = Experiment("fig18b", "Fig 18b: end-to-end latency by block size, on the engine", judge, tables=tables)
+FIG18B: Final = Experiment(
+    "fig18b",
+    "Fig 18b: end-to-end latency by block size, in the simulator and on the engine",
+    lambda lab: [*fig18b_memory.judge(lab), *judge(lab)],
+    fig18b_memory.runs,
+    lambda lab: [*fig18b_memory.tables(lab), *tables(lab)],
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +14,14 @@ from experiments.paper.claims import Claim, Result
 from experiments.paper.deviations import DEVIATIONS
 from experiments.paper.experiment import Cell, Table
 
-STYLES = {"pass": "green", "miss": "bold red", "calibrated": "cyan", "not yet": "dim", "not here": "yellow"}
+STYLES = {
+    "pass": "green",
+    "miss": "bold red",
+    "calibrated": "cyan",
+    "reported": "cyan",
+    "not yet": "dim",
+    "not here": "yellow",
+}
 PLAIN_WIDTH = 150
 """Columns where there is no terminal to ask."""
 
@@ -31,7 +39,7 @@ def console() -> Console:
 
 def number(value: float | None) -> str:
     """Whole numbers in full, others with two decimals."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "–"
     if value == int(value):
         return f"{int(value):,}"
@@ -47,7 +55,7 @@ def measured(result: Result) -> str:
 
 def difference(delta: float | None) -> str:
     """Signed; no sign where it rounds to nothing."""
-    if delta is None:
+    if delta is None or not math.isfinite(delta):
         return "–"
     if not delta:
         return "0"
@@ -76,7 +84,7 @@ def show_claims(out: Console, title: str, results: Sequence[Result], footnotes: 
             number(claim.expected),
             measured(result),
             difference(delta),
-            tolerance(claim) if delta is not None else "–",
+            tolerance(claim) if delta is not None and not claim.why_reported else "–",
             claim.unit,
             Text(verdict, STYLES[verdict]),
             claim.confidence,
@@ -135,6 +143,8 @@ def tally(results: Sequence[Result]) -> str:
         text += f", {count['miss']} missed"
     if count["calibrated"]:
         text += f"; {count['calibrated']} fitted (not counted)"
+    if count["reported"]:
+        text += f"; {count['reported']} reported (not judged)"
     if count["not here"]:
         text += f"; {count['not here']} not measured on this machine (not counted)"
     if count["not yet"]:

@@ -20,9 +20,12 @@ from experiments.paper.concurrency import CONCURRENCY
 from experiments.paper.deviations import DEVIATIONS
 from experiments.paper.engine_compare import ENGINE_COMPARE
 from experiments.paper.experiment import Experiment, Table
+from experiments.paper.fig1 import FIG1
 from experiments.paper.fig2 import FIG2
 from experiments.paper.fig11 import FIG11, means
+from experiments.paper.fig12 import FIG12
 from experiments.paper.fig13a import FIG13A
+from experiments.paper.fig13b import FIG13B
 from experiments.paper.fig18a import FIG18A, KERNEL_BLOCK_SIZE
 from experiments.paper.fig18b import FIG18B
 from experiments.paper.kernels import KernelLab
@@ -31,6 +34,7 @@ from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
 from experiments.paper.table1 import TABLE1
 from experiments.paper.table_bytes import TABLE_BYTES
 from experiments.paper.upper_bound import UPPER_BOUND
+from experiments.paper.walks import FIG3, FIG6, FIG7
 from experiments.paper.waste_vs_variance import WASTE_VS_VARIANCE
 from sim.metrics import strict_json
 from workloads import load_trace
@@ -39,7 +43,7 @@ OK, NOTHING_MEASURED, MISSED = 0, 3, 4
 EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
     for experiment in (
-        *(FIG2, FIG11, TABLE1, FIG13A, BLOCK_SIZE, CHAPTER),
+        *(FIG1, FIG2, FIG3, FIG6, FIG7, FIG11, TABLE1, *FIG12, FIG13A, FIG13B, BLOCK_SIZE, CHAPTER),
         *(UPPER_BOUND, WASTE_VS_VARIANCE, CONCURRENCY, ALIGNMENT, TABLE_BYTES),
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
     )

@@ -46,8 +46,7 @@ def test_what_is_overridden_is_needed(name: str, becomes: property, monkeypatch:
     monkeypatch.setattr(RequestLevelScheduler, name, becomes)
 
     with pytest.raises(AssertionError):
-        for seed in range(200):
-            check(request_level(seed, "orca-max"))
+        _ = [check(request_level(seed, "orca-max")) for seed in range(200)]
 
 
 def test_batches_follow_one_another_and_end_with_their_longest():

@@ -41,6 +41,22 @@ def test_a_fitted_claim_is_never_passed_but_can_miss():
     assert [exact(claim, got).to_dict()["pass"] for got in (30.0, 33.0)] == [None, False]
 
 
+def test_a_reported_claim_is_neither_passed_nor_missed_and_says_why():
+    claim = Claim("a", "m", 132.44, why_reported="hangs on the step time")
+
+    for got in (132.44, 73.0):
+        result = exact(claim, got)
+        assert (result.verdict, result.to_dict()["pass"]) == ("reported", None)
+        assert "hangs on the step time" in result.to_dict()["note"]
+    assert verb.exit_code([exact(claim, 73.0)]) == 0
+
+
+def test_a_number_that_does_not_exist_is_a_miss_in_plain_json():
+    row = exact(Claim("a", "m", 2.0, tolerance=1.0), math.nan).to_dict()
+
+    assert (row["verdict"], row["got"]) == ("miss", None)
+
+
 @pytest.mark.parametrize("result", [not_yet(Claim("a", "m", 1.0)), exact(Claim("a", "m", None), 1.0)])
 def test_what_is_not_measured_or_has_no_number_is_not_yet(result):
     assert result.verdict == "not yet"
@@ -78,6 +94,7 @@ def results() -> list[Result]:
     names = ("iter_paper_{}_frac", "paper_{}_frac")
     made = {name.format(part): 0.5 for name in names for part in ("token", "reserved", "internal", "external")}
     made |= {"iter_mean_batch_size": 1.0, "mean_batch_size": 1.0, "kv_live_frac": 0.5, "kv_tail_frac": 0.5}
+    made |= {"kv_blocks_used_frac": 0.5, "output_tok_per_s": 1.0, "mean_normalized_latency_s": 1.0}
     lab._done.update(dict.fromkeys(wanted, made))
     measured = [result for experiment in verb.EXPERIMENTS.values() for result in experiment.judge(lab)]
     return measured + [result for name in later.LATER for result in later.results(name)]

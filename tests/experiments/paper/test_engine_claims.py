@@ -93,5 +93,5 @@ def test_fig18b_is_judged_on_the_curve(monkeypatch):
 def test_without_a_device_the_names_are_not_here_and_exit_6(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert verb.reproduce(["fig18b", "caching-allocator"]) == 6
+    assert verb.reproduce(["caching-allocator"]) == 6
     assert "no device" in capsys.readouterr().err
