@@ -12,7 +12,9 @@ from experiments.trace_flags import ReadFlags
 
 Plain = Parameter(show_default=False)
 
-trace_app = App(name="trace", help="Fetch, look at, convert, make and check request traces.", result_action="return_value")
+trace_app = App(
+    name="trace", help="Fetch, look at, convert, make and check request traces.", result_action="return_value"
+)
 
 
 @trace_app.command

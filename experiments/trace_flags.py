@@ -22,8 +22,8 @@ class ReadFlags:
     trace_format: Annotated[
         str,
         Parameter(
-            help="Format, if not to be recognised: azure, bailian, blis, burstgpt, lengths, mooncake, pagelab, sharegpt, "
-            "timed-trace (never recognised: Mooncake's keys, vLLM's units), vidur, vllm-custom."
+            help="Format, if not to be recognised: azure, bailian, blis, burstgpt, lengths, mooncake, pagelab, "
+            "sharegpt, timed-trace (never recognised: Mooncake's keys, vLLM's units), vidur, vllm-custom."
         ),
     ] = "auto"
     on_bad_row: Annotated[str, Parameter(help="refuse or drop (and count).")] = "refuse"
@@ -41,9 +41,9 @@ class ReadFlags:
     num_requests: Annotated[
         int | None, Parameter(name=("-n", "--num-requests"), help="The first so many rows [all].", show_default=False)
     ] = None
-    repeat: Annotated[
-        bool, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False)
-    ] = False
+    repeat: Annotated[bool, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False)] = (
+        False
+    )
 
     def load(self, file: Path) -> Loaded:
         """The trace, cut; UsageError with place and reason where it is none."""

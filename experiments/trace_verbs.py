@@ -91,9 +91,7 @@ def convert_verb(source: Path, target: Path, read: ReadFlags, to: str, *, lossy:
     return exits.OK
 
 
-def synth_verb(
-    target: Path, recipe: Mapping[str, Any], num_requests: int, seed: int, *, overwrite: bool
-) -> int:
+def synth_verb(target: Path, recipe: Mapping[str, Any], num_requests: int, seed: int, *, overwrite: bool) -> int:
     """Generates and writes; what is None in the recipe takes its default."""
     from workloads import synthetic_trace
 

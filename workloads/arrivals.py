@@ -46,11 +46,11 @@ def piecewise(pieces: Sequence[tuple[float, float]], num_requests: int, seed: in
     the rate (time rescaling): with cv 1 it is the Poisson process of that rate, its counts in a piece are Poisson
     with mean rate x seconds. A rate of 0 is a pause. The first arrival is seldom at 0.
     """
-    rates, seconds = (np.array(column, float) for column in zip(*pieces, strict=True)) if pieces else ([], [])
-    if not len(rates) or not (np.isfinite(rates) & np.isfinite(seconds)).all():
-        raise ValueError(f"piecewise: need at least one (requests per second, seconds), finite, got {list(pieces)}")
-    if (rates < 0).any() or (seconds <= 0).any() or not rates.any():
-        raise ValueError(f"piecewise: need rates of at least 0, one above, and positive seconds, got {list(pieces)}")
+    table = np.array(pieces, np.float64).reshape(-1, 2)
+    rates, seconds = table[:, 0], table[:, 1]
+    if not np.isfinite(table).all() or not (rates > 0).any() or (rates < 0).any() or (seconds <= 0).any():
+        got = [(float(rate), float(length)) for rate, length in table]
+        raise ValueError(f"piecewise: need rates of at least 0, one above, for positive seconds, all finite, got {got}")
     # A gap before the first too: time 0 is the start of the first piece, not an arrival.
     work = np.cumsum(_gaps(cv, num_requests, seed))
     done = np.concatenate(([0.0], np.cumsum(rates * seconds)))
@@ -63,9 +63,7 @@ def piecewise(pieces: Sequence[tuple[float, float]], num_requests: int, seed: in
     return _nanoseconds(cycles * ends[-1] + at_s)
 
 
-def on_off(
-    rate_per_s: float, on_s: float, off_s: float, num_requests: int, seed: int, cv: float = 1.0
-) -> Int64s:
+def on_off(rate_per_s: float, on_s: float, off_s: float, num_requests: int, seed: int, cv: float = 1.0) -> Int64s:
     """Bursts: exponential on and off times of these means; requests come only while on, `rate_per_s` over all time.
 
     While on the rate is rate x (on + off) / on, with renewal gaps of `cv`: an interrupted Poisson process at cv 1.
@@ -93,7 +91,9 @@ def _gaps(cv: float, num_gaps: int, seed: int) -> NDArray[np.float64]:
 
 
 def _nanoseconds(times_s: NDArray[np.float64]) -> Int64s:
-    return np.maximum.accumulate(np.rint(times_s * NS_PER_S).astype(np.int64)) if len(times_s) else np.zeros(0, np.int64)
+    return (
+        np.maximum.accumulate(np.rint(times_s * NS_PER_S).astype(np.int64)) if len(times_s) else np.zeros(0, np.int64)
+    )
 
 
 def constant(rate_per_s: float, num_requests: int, seed: int = 0) -> Int64s:

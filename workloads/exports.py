@@ -108,10 +108,8 @@ def _block_size_said(trace: Trace, target: Target) -> list[str]:
     if not target.has_ids or not trace.block_size:
         return []
     size = trace.block_size
-    return [
-        f"ids stand for {size} tokens, which the file does not say: --trace-block-size {size} here, "
-        f"--timed-trace-chunk-hash-size {size} for vLLM, --isl-block-size {size} for AIPerf"
-    ]
+    flags = f"--timed-trace-chunk-hash-size {size} for vLLM, --isl-block-size {size} for AIPerf"
+    return [f"ids stand for {size} tokens, which the file does not say: --trace-block-size {size} here, {flags}"]
 
 
 def losses(trace: Trace, text: str, to: str) -> list[str]:

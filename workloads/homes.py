@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-_AZURE: Final = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/b469a113cedca53ddc3bdea71a143dc4b7d8700c/data"
+_AZURE: Final = (
+    "https://raw.githubusercontent.com/Azure/AzurePublicDataset/b469a113cedca53ddc3bdea71a143dc4b7d8700c/data"
+)
 _AZURE_2024: Final = "https://azurepublicdatasettraces.blob.core.windows.net/azurellminfererencetrace"
 _BURSTGPT: Final = "https://github.com/HPMLL/BurstGPT/releases/download"
 _MOONCAKE: Final = (

@@ -101,9 +101,7 @@ def read_content(
         saved_name, source = _saved_provenance(content, saved_name, source)
     source |= {key: str(value) for key, value in options._asdict().items() if value is not None and key in RECORDED}
     try:
-        trace = to_trace(
-            table, content.path, rows.notes, name=name or saved_name, source=source, rebase=reader.REBASE
-        )
+        trace = to_trace(table, content.path, rows.notes, name=name or saved_name, source=source, rebase=reader.REBASE)
     except ValueError as error:
         raise TraceError(f"{content.path}: {error}; the rows contradict each other") from error
     rows.notes.extend(f"{content.path}: {remark}" for remark in remarks(trace))

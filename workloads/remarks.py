@@ -22,10 +22,8 @@ def _ties(trace: Trace) -> list[str]:
     if not span_ns or ties * 2 <= len(trace):
         return []
     step_s = span_ns / NS_PER_S / max(1, len(trace) - 1 - ties)
-    return [
-        f"{ties} of {len(trace)} rows share their stamp with the row before (a stamp every {step_s:.3g} s): "
-        "burstiness below that is an artefact of collection"
-    ]
+    said = f"{ties} of {len(trace)} rows share their stamp with the row before (a stamp every {step_s:.3g} s)"
+    return [f"{said}: burstiness below that is an artefact of collection"]
 
 
 def _ramp_up(trace: Trace) -> list[str]:

@@ -22,7 +22,7 @@ class TraceError(ValueError):
     """A file that cannot be taken as a trace: where, why, and what to do."""
 
 
-class LeftOut(RowError):
+class LeftOutError(RowError):
     """A row that the recipe asked for does not take: counted with its reason, and no fault of the file."""
 
 
@@ -76,7 +76,7 @@ class Rows:
             return False
         del self.kept[self._num_kept :]
         said = f"{self.path}:{self._line}: {bad}"
-        if isinstance(bad, LeftOut):
+        if isinstance(bad, LeftOutError):
             self.first_left_out = self.first_left_out or said
         else:
             self.first_bad = self.first_bad or said

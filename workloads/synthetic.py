@@ -29,10 +29,10 @@ def synthetic_trace(
     """`num_requests` requests by recipe; the same arguments give the same trace everywhere.
 
     `arrival` is one of ARRIVALS, at `rate_per_s` (4) on average; 'piecewise:2@60,8@30' has rates of its own, 2/s for
-    60 s and 8/s for 30 s in turn. `cv` of the gaps is read by 'gamma' (2), 'piecewise' and 'on-off' (1); what is not
-    read is refused. 'counts' places Poisson counts per 10 ms and keeps the first `num_requests`. `lengths` is one of LENGTHS or (prompt, output) arrays, repeated if they
-    are too short. Arrivals and lengths have separate random streams: changing one leaves the other. Raises
-    ValueError for others.
+    60 s and 8/s for 30 s in turn. `cv` of the gaps is read by 'gamma' (2), 'piecewise' and 'on-off' (1), and refused
+    by the others. 'counts' places Poisson counts per 10 ms and keeps the first `num_requests`. `lengths` is one of
+    LENGTHS or (prompt, output) arrays, repeated if they are too short. Arrivals and lengths have separate random
+    streams: changing one leaves the other. Raises ValueError for others.
     """
     if num_requests < 1:
         raise ValueError(f"synthetic_trace: need at least 1 request, got {num_requests}")

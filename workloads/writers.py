@@ -40,7 +40,9 @@ def burstgpt(trace: Trace) -> str:
     for (ns, prompt, output), session in zip(_basic(trace), trace.session.tolist(), strict=True):
         talk = f"session-{session}" if session >= 0 else ""
         kind = "Conversation log" if talk or not sessions else "API log"
-        lines.append(f"{_seconds(ns)},{f'{talk},,' if sessions else ''}GPT-4,{prompt},{output},{prompt + output},{kind}")
+        lines.append(
+            f"{_seconds(ns)},{f'{talk},,' if sessions else ''}GPT-4,{prompt},{output},{prompt + output},{kind}"
+        )
     return _joined(lines)
 
 

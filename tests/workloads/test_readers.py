@@ -161,7 +161,9 @@ def test_a_bad_mooncake_row_is_refused_with_its_line(row: str, message: str, tmp
 def test_bailian_keys_are_not_taken_for_mooncake(tmp_path: Path):
     row = '{"chat_id": 1, "timestamp": 2, "input_length": 20, "output_length": 5, "hash_ids": [1, 2]}'
 
-    trace = load_trace(written(tmp_path, f"{row}\n{row.replace('1,', '7,', 1).replace('2,', '3.5,', 1)}", "b.jsonl")).trace
+    trace = load_trace(
+        written(tmp_path, f"{row}\n{row.replace('1,', '7,', 1).replace('2,', '3.5,', 1)}", "b.jsonl")
+    ).trace
 
     assert trace.source["format"] == "bailian"
     assert trace.arrival_ns.tolist() == [0, 1_500_000_000]

@@ -70,7 +70,8 @@ def _read_json(text: str, kinds: Mapping[str, str]) -> Any:
 
     types = {"whole": pa.int64(), "decimal": pa.decimal128(38, 18), "ids": pa.list_(pa.int64())}
     parse = json.ParseOptions(
-        explicit_schema=pa.schema([(key, types[kind]) for key, kind in kinds.items()]), unexpected_field_behavior="error"
+        explicit_schema=pa.schema([(key, types[kind]) for key, kind in kinds.items()]),
+        unexpected_field_behavior="error",
     )
     return _read(text, lambda piece: json.read_json(piece, json.ReadOptions(block_size=len(piece) + 1), parse))
 
@@ -209,7 +210,7 @@ def _all_match(column: Any, pattern: str) -> bool:
 
 
 def plain_table(
-    arrival_ns: Int64s | None, prompt: Any, output: Any, first_line: int, **more: Int64s | None
+    first_line: int, arrival_ns: Int64s | None, prompt: Any, output: Any, **more: Int64s | None
 ) -> Table | None:
     """The columns as a table, rows on consecutive lines unless `more` has a source_row; None if a column is."""
     columns = {

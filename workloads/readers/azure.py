@@ -50,7 +50,7 @@ def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
     columns = arrow.csv_columns(content.text, LENGTHS, as_text=[STAMP])
     if columns is None:
         return None
-    table = arrow.plain_table(arrow.date_times(columns[STAMP]), *(columns[name] for name in LENGTHS), first_line=2)
+    table = arrow.plain_table(2, arrow.date_times(columns[STAMP]), *(columns[name] for name in LENGTHS))
     if table is not None:
         _say(content, rows)
     return table

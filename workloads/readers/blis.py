@@ -55,7 +55,9 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     if failed:
         rows.notes.append(f"{content.path}: {failed} rows have another status than ok: kept as failed, not replayed")
     if shared:
-        rows.notes.append(f"{content.path}: {shared} rows are in a prefix group: its length counts, its sharing is lost")
+        rows.notes.append(
+            f"{content.path}: {shared} rows are in a prefix group: its length counts, its sharing is lost"
+        )
     return Blocks()
 
 

@@ -53,5 +53,5 @@ def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
     if columns is None:
         return None
     session = {"session": arrow.numbered(columns[SESSION])} if SESSION in columns else {}
-    lengths = (columns[name] for name in LENGTHS)
-    return arrow.plain_table(arrow.scaled(columns[STAMP], NS_PER_S), *lengths, first_line=2, **session)
+    arrival_ns = arrow.scaled(columns[STAMP], NS_PER_S)
+    return arrow.plain_table(2, arrival_ns, *(columns[name] for name in LENGTHS), **session)

@@ -49,7 +49,7 @@ def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
     if columns is None:
         return None
     prompt, output = (columns[name] for name in pair)
-    table = arrow.plain_table(np.zeros(len(prompt), np.int64), prompt, output, first_line=2)
+    table = arrow.plain_table(2, np.zeros(len(prompt), np.int64), prompt, output)
     if table is not None:
         _say(content, rows)
     return table

@@ -70,7 +70,7 @@ def read_table(content: Content, rows: Rows, size: int, unit_ns: int) -> Table |
     if columns is None:
         return None
     lengths = (columns["input_length"], columns["output_length"])
-    table = arrow.plain_table(arrow.scaled(columns["timestamp"], unit_ns), *lengths, first_line=1)
+    table = arrow.plain_table(1, arrow.scaled(columns["timestamp"], unit_ns), *lengths)
     lists = arrow.id_lists(columns["hash_ids"]) if "hash_ids" in columns else None
     if table is None or "hash_ids" not in columns:
         return table

@@ -57,7 +57,7 @@ def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
         return None
     arrival_ns, prompt, output = (columns[name] for name in REQUIRED)
     more = {name: arrow.whole_numbers(columns[name]) for name in OPTIONAL if name in columns}
-    table = arrow.plain_table(arrow.whole_numbers(arrival_ns), prompt, output, first_line, **more)
+    table = arrow.plain_table(first_line, arrow.whole_numbers(arrival_ns), prompt, output, **more)
     if table is None:
         return None
     if "block_ids" in columns:

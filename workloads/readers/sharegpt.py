@@ -13,7 +13,7 @@ from typing import Final
 
 from workloads.content import Content
 from workloads.readers.reader import Options
-from workloads.rows import LeftOut, Row, Rows, TraceError
+from workloads.rows import LeftOutError, Row, Rows, TraceError
 from workloads.stamps import RowError
 from workloads.tables import Blocks, Table
 from workloads.tokens import token_counter
@@ -36,10 +36,11 @@ def claims(content: Content) -> bool:
 
 def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """Raises TraceError for what is no JSON array, or without a recipe or a tokenizer."""
-    if options.recipe not in RECIPES:
+    take = RECIPES.get(options.recipe or "")
+    if take is None:
         said = "no --recipe was said" if options.recipe is None else f"there is no recipe {options.recipe!r}"
         raise TraceError(f"{content.path}: {said}; which turns are a request? one of {', '.join(RECIPES)}")
-    take, count = RECIPES[options.recipe], token_counter(content, options.tokenizer)
+    count = token_counter(content, options.tokenizer)
     rows.notes.append(f"{content.path}: talks without arrivals: every request arrives at 0")
     for number, talk in enumerate(_talks(content), start=1):
         with rows.row(number):
@@ -80,27 +81,27 @@ def first_human_pair(turns: list[Turn], count: Count) -> tuple[int, int]:
     """System turns aside, the talk must begin with a human turn and its answer: those two. No limit on lengths."""
     spoken = [turn for turn in turns if turn[0] != "system"]
     if len(spoken) < 2:
-        raise LeftOut("fewer than two turns", f"{len(spoken)} turns that are not the system's")
+        raise LeftOutError("fewer than two turns", f"{len(spoken)} turns that are not the system's")
     (asks, prompt), (answers, output) = spoken[:2]
     if asks not in HUMAN or answers not in ASSISTANT:
-        raise LeftOut("not a human turn and its answer", f"the talk begins with {asks}, {answers}")
+        raise LeftOutError("not a human turn and its answer", f"the talk begins with {asks}, {answers}")
     return _counted(prompt, output, count)
 
 
 def vllm_first_two(turns: list[Turn], count: Count) -> tuple[int, int]:
     """As vLLM's loader: turns 0 and 1 whoever speaks, 4 to 1,024 tokens in, at least 4 out, at most 2,048 in all."""
     if len(turns) < 2:
-        raise LeftOut("fewer than two turns", f"{len(turns)} turns")
+        raise LeftOutError("fewer than two turns", f"{len(turns)} turns")
     prompt, output = _counted(turns[0][1], turns[1][1], count)
     if not (4 <= prompt <= 1024 and output >= 4 and prompt + output <= 2048):
-        raise LeftOut("outside vLLM's limits", f"{prompt} in, {output} out")
+        raise LeftOutError("outside vLLM's limits", f"{prompt} in, {output} out")
     return prompt, output
 
 
 def _counted(prompt: str, output: str, count: Count) -> tuple[int, int]:
     lengths = count(prompt), count(output)
     if 0 in lengths:
-        raise LeftOut("an empty turn", f"{lengths[0]} in, {lengths[1]} out")
+        raise LeftOutError("an empty turn", f"{lengths[0]} in, {lengths[1]} out")
     return lengths
 
 

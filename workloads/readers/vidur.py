@@ -50,7 +50,7 @@ def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
     arrival_ns = arrow.scaled(stamp, NS_PER_S)
     if arrival_ns is None:
         arrival_ns = arrow.date_times(stamp)
-    return arrow.plain_table(arrival_ns, *(columns[name] for name in LENGTHS), first_line=2)
+    return arrow.plain_table(2, arrival_ns, *(columns[name] for name in LENGTHS))
 
 
 def _arrival_ns(key: str, text: str) -> int:
