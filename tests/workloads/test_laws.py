@@ -189,6 +189,25 @@ def test_repeated_rows_follow_the_first_copy_of_their_parent():
 
 
 @few
+@given(trace=traces(min_rows=1), count=st.integers(1, 40))
+def test_going_round_repeats_rows_a_mean_gap_apart_with_sessions_of_their_own(trace: Trace, count: int):
+    again, n = trace.repeat(count), len(trace)
+
+    assert again.source_row.tolist() == [int(trace.source_row[i % n]) for i in range(count)]
+    assert [again.block_ids_of(i).tolist() for i in range(count)] == [
+        trace.block_ids_of(i % n).tolist() for i in range(count)
+    ]
+    span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
+    period = span + (span // (n - 1) if n > 1 else 0)
+    assert again.arrival_ns.tolist() == [int(trace.arrival_ns[i % n]) + i // n * period for i in range(count)]
+    assert [p if p < 0 else p - i // n * n for i, p in enumerate(again.parent.tolist())] == [
+        int(trace.parent[i % n]) for i in range(count)
+    ]
+    rounds = [set(again.session[i : i + n].tolist()) - {-1} for i in range(0, count, n)]
+    assert sum(map(len, rounds)) == len(set().union(*rounds))
+
+
+@few
 @given(trace=traces(), seed=st.integers(0, 3))
 def test_shuffling_lengths_keeps_arrivals_and_the_set_of_rows(trace: Trace, seed: int):
     if (trace.parent >= 0).any():

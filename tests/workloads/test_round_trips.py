@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.workloads.formats import FILES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.workloads.formats import FILES
 from workloads import FORMATS, TraceError, load, load_trace, save_trace
 from workloads.columns import HASHED_COLUMNS
 
