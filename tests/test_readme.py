@@ -31,7 +31,8 @@ def python_block(first_words: str) -> str:
 
 
 def is_quick(words: list[str]) -> bool:
-    return words[1] in QUICK or "--trace" in words or "--num-requests" in words
+    downloads = words[1:3] == ["trace", "fetch"] and len(words) > 3
+    return not downloads and (words[1] in QUICK or "--trace" in words or "--num-requests" in words)
 
 
 def stored_rows() -> list[dict[str, str]]:
@@ -48,6 +49,7 @@ def test_every_command_is_one_that_the_program_knows(command):
 
 def test_the_quick_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_allocator.py").write_text(python_block("# my_allocator.py"), "utf-8")
+    (tmp_path / "clients.toml").write_text(next(body for kind, body in BLOCKS if kind == "toml"), "utf-8")
     monkeypatch.chdir(tmp_path)
     quick = [words[1:] for line in SHELL if line.startswith("pagelab ") and is_quick(words := shlex.split(line))]
     codes = [main([*words, *(["--no-report"] if words[0] == "compare" else [])]) for words in quick]
