@@ -212,6 +212,7 @@ def reproduce(
     seeds: int | None = None,
     jobs: Annotated[int, Parameter(name=("-j", "--jobs"))] = 1,
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
+    out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
     json: Json = False,
 ) -> int:
     """Redo the paper's claims and print expected against got [all].
@@ -233,12 +234,14 @@ def reproduce(
         Processes; the numbers do not depend on it.
     kernels
         Results folder of `bench kernel`, instead of measuring kernels here.
+    out
+        Folder for the page, its figures and the JSON.
     """
     from experiments.flags import pairs_of
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, kernels=kernels)
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, kernels=kernels, out=out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,6 +36,7 @@ class Look(NamedTuple):
 
 
 ALLOCATOR_LOOKS: dict[str, Look] = {
+    "fastertransformer": Look("#000000", "xx", (0, (3, 1, 1, 1, 1, 1)), "^"),
     "orca-max": Look("#D55E00", "//", (0, (1, 1)), "v"),
     "orca-pow2": Look("#E69F00", "\\\\", (0, (4, 1.5)), "s"),
     "orca-oracle": Look("#CC79A7", "..", (0, (6, 1.5, 1, 1.5)), "D"),

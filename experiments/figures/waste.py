@@ -71,9 +71,14 @@ def _tokens_beside(ax: Axes, places: Sequence[int] | np.ndarray, values: np.ndar
 def _draw(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     if stored.base.empty:
         raise NothingToDrawError("no cell of this result has finished")
+    return both_accountings(stored.base, canvas)
+
+
+def both_accountings(frame: pd.DataFrame, canvas: Canvas) -> pd.DataFrame:
+    """The strict one and the paper's, side by side under one legend."""
     axes = canvas.subplots(1, 2, sharey=True)
-    strict = waste_breakdown(stored.base, axes[0])
-    paper = waste_breakdown(stored.base, axes[1], accounting="paper")
+    strict = waste_breakdown(frame, axes[0])
+    paper = waste_breakdown(frame, axes[1], accounting="paper")
     axes[0].set_title("strict accounting")
     axes[1].set_title("the paper's accounting")
     axes[0].set_ylim(len(strict) - 0.5, -0.5)

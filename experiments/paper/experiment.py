@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.paper.claims import Result
 from experiments.paper.runs import Key, Lab
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import FigureBase as Canvas
 
 Cell = str | float | int | None
 
@@ -31,6 +35,22 @@ class Table:
             "rows": [list(row) for row in self.rows],
             "note": self.note,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure beside the claims."""
+
+    name: str
+    """Of its files."""
+    title: str
+    claim: str
+    """What to see, for a reader who does not know the field."""
+    caption: str
+    """Where it comes from: requests, seeds, trace, pool, device, step model, command."""
+    draw: Callable[[Canvas], pd.DataFrame]
+    """Draws into an empty figure and returns the plotted numbers."""
+    height_in: float = 3.0
 
 
 def _no_runs(lab: Lab) -> list[Key]:

@@ -39,7 +39,7 @@ def keys(system: str) -> list[RunKey]:
 
 def curve(lab: Lab, system: str) -> list[Point]:
     """In the order of the caps."""
-    pool = _layout()["KV cache"]
+    pool = layout()["KV cache"]
     measured = lab.measure(keys(system))
     return [
         Point(cap, run["mean_batch_size"], run["kv_blocks_used_frac"] * pool, run["output_tok_per_s"])
@@ -47,7 +47,7 @@ def curve(lab: Lab, system: str) -> list[Point]:
     ]
 
 
-def _layout() -> dict[str, float]:
+def layout() -> dict[str, float]:
     """Bytes of the left half."""
     shape = lookup("opt-13b")
     weights, kv = weight_bytes(shape), sosp23_capacity(shape, lookup_gpu("a100-40g")).kv_bytes
@@ -63,8 +63,8 @@ def _claim(
 
 def judge(lab: Lab) -> list[Result]:
     """Shares of the left half; of the right half, which curve lies below and which goes further."""
-    layout = _layout()
-    share = {name: 100 * value / GPU_BYTES for name, value in layout.items()}
+    shares = layout()
+    share = {name: 100 * value / GPU_BYTES for name, value in shares.items()}
     existing, paged = curve(lab, EXISTING), curve(lab, PAGED)
     last = existing[-1]
     same = min(paged, key=lambda point: abs(point.batch - last.batch))
@@ -100,12 +100,12 @@ def judge(lab: Lab) -> list[Result]:
 
 def tables(lab: Lab) -> list[Table]:
     """Both halves."""
-    layout = _layout()
-    left = tuple((name, value / 1e9, 100 * value / GPU_BYTES) for name, value in layout.items())
+    shares = layout()
+    left = tuple((name, value / 1e9, 100 * value / GPU_BYTES) for name, value in shares.items())
     rows = []
     for system in CAPS:
         for point in curve(lab, system):
-            total = (layout["parameters"] + point.kv_bytes) / 1e9
+            total = (shares["parameters"] + point.kv_bytes) / 1e9
             rows.append((system, str(point.cap), point.batch, total, point.tokens_per_s))
     heads = ("system", "cap", "running requests", "parameters + held KV, GB", "output tok/s")
     note = f"{EXISTING} stops at seven requests, {PAGED} where the pool is full of tokens. Step model paper-13b."

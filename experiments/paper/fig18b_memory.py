@@ -17,7 +17,7 @@ from experiments.paper.runs import Lab, Lengths, Measured, agree, artifact_spec,
 from sim.cost import PAPER_13B
 from sim.cost_executor import CostExecutor
 from sim.simulate import simulate
-from workloads import named_trace
+from workloads import Trace, named_trace
 
 RATES: Final = {"sharegpt": 2.01, "alpaca": 30.1}
 """Requests a second: the artifact's of Fig 18b (Alpaca) and of Fig 19b (ShareGPT)."""
@@ -46,12 +46,15 @@ class SizeKey(NamedTuple):
     seed: int
     duration_s: int
 
+    def trace(self, lengths: Lengths) -> Trace:
+        """What arrives."""
+        rate, name = RATES[self.lengths], WORKLOADS[self.lengths]
+        return named_trace(name, self.seed, dict(lengths), rate_per_s=rate, duration_s=self.duration_s)
+
     def run(self, lengths: Lengths) -> Measured:
         """Simulates it. AssertionError if its numbers contradict each other."""
-        rate, name = RATES[self.lengths], WORKLOADS[self.lengths]
-        trace = named_trace(name, self.seed, dict(lengths), rate_per_s=rate, duration_s=self.duration_s)
         spec = artifact_spec("paged", CAPACITY_TOKENS // self.block_size, self.block_size)
-        done = simulate(spec, trace, CostExecutor(PAPER_13B))
+        done = simulate(spec, self.trace(lengths), CostExecutor(PAPER_13B))
         agree(self, done)
         return numbers_of(done.summary)
 

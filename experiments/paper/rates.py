@@ -24,7 +24,7 @@ THRESHOLD_S: Final = 0.5
 THRESHOLDS_S: Final = (0.2, THRESHOLD_S, 1.0)
 LATENCY: Final = "mean_normalized_latency_s"
 ALL_SYSTEMS: Final = (FT, *SYSTEMS)
-MAX_SEEDS: Final = {"sharegpt": 5, "alpaca": 3}
+MAX_SEEDS: Final = {"sharegpt": 5, "alpaca": 2}
 """Hours of 40 requests a second are long to replay, and large numbers of requests leave little noise."""
 MAX_MORE: Final = 12
 """Rates that may be tried beyond the last before a curve counts as flat."""

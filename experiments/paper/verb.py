@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from engine.core.suggestion import unknown_name
-from experiments.exits import NO_DEVICE, UsageError
+from experiments.exits import BUG, NO_DEVICE, UsageError
 from experiments.paper import later, show
 from experiments.paper.alignment import ALIGNMENT
 from experiments.paper.block_size import BLOCK_SIZE
@@ -71,18 +71,21 @@ def reproduce(
     seeds: int | None = None,
     jobs: int = 1,
     kernels: Path | None = None,
+    out: Path | None = None,
 ) -> int:
-    """Exit code: 0 nothing missed, 3 only names that are not measured yet, 4 a miss, 6 only what this machine lacks
-    something for; UsageError for unknown names.
+    """Exit code: 0 nothing missed, 1 a figure failed, 3 only names that are not measured yet, 4 a miss, 6 only what
+    this machine lacks something for; UsageError for unknown names.
 
     No name, or `all`, means everything. `seeds` is their number (10, or 3 with `quick`). Tables, or exactly one JSON
-    object, go to standard output, everything else to standard error.
+    object, go to standard output, everything else to standard error; JSON, figures and a page also into `out`.
     """
     try:
         chosen = _chosen(names)
         lab = _lab(quick, lengths or {}, seeds, jobs, KernelLab(kernels, quick))
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
+    if out is not None:
+        make_folder(out)
     sections = measure(chosen, lab)
     results = [result for section in sections for result in section.results]
     if as_json:
@@ -90,11 +93,32 @@ def reproduce(
     else:
         _print(sections, results)
     code = exit_code(results)
+    if out is not None and _write(out, sections, lab):
+        code = BUG
     if code == NOTHING_MEASURED:
         _say(f"nothing was measured: no code yet for {', '.join(chosen)}")
     for lacking in dict.fromkeys(result.lacking for result in results if result.lacking):
         _say(lacking)
     return code
+
+
+def make_folder(out: Path) -> None:
+    """Before anything runs; UsageError where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror or error}") from error
+
+
+def _write(out: Path, sections: Sequence[Section], lab: Lab) -> list[str]:
+    """The page; the figures that failed."""
+    from experiments.paper import page
+
+    path, failed = page.write(out, document(sections, lab), sections, lab)
+    _say(f"page: {path}")
+    for line in failed:
+        _say(f"figure failed: {line}")
+    return failed
 
 
 def exit_code(results: Sequence[Result]) -> int:
