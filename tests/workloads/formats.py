@@ -96,10 +96,10 @@ def mooncake(draw):
         if has_ids and draw(st.booleans()):
             row["hash_ids"] = _ids(draw, prompt, size, chained=True)
         rows.append(json.dumps(row))
-    return "\n".join([*rows, ""]) if rows else azure_row(), {"block_size": size}
+    return "\n".join([*rows, ""]) if rows else one_row(), {"block_size": size}
 
 
-def azure_row():
+def one_row():
     """One Mooncake row, where all drawn ones fell out."""
     return '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
 
