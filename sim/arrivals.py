@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from workloads import Trace
 
 PS_PER_NS = 1_000
+ROWS_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,7 @@ def requests_of(trace: Trace, limits: LengthLimits, turn_away: Callable[[Request
     """Requests in trace order, times in picoseconds. Rows that are not replayed go to `turn_away` with their reason:
     `failed` (no output tokens) or `rejected` (too long for the model or the pool; a prompt that leaves no room)."""
     content = _content_maker(trace)
-    columns = zip(
-        trace.arrival_ns.tolist(),
-        trace.num_prompt_tokens.tolist(),
-        trace.num_output_tokens.tolist(),
-        trace.limit_tokens.tolist(),
-        trace.priority.tolist(),
-        trace.status.tolist(),
-        strict=True,
-    )
-    for index, (arrival_ns, prompt, output, limit, priority, status) in enumerate(columns):
+    for index, (arrival_ns, prompt, output, limit, priority, status) in enumerate(_rows(trace)):
         arrival = arrival_ns * PS_PER_NS
         room = limits.most_tokens - prompt
         max_tokens = min(limit, room) if limit > 0 and limits.too_long == "truncate" else limit if limit > 0 else room
@@ -61,6 +53,20 @@ def requests_of(trace: Trace, limits: LengthLimits, turn_away: Callable[[Request
             priority=priority,
             content=content(index, prompt),
         )
+
+
+def _rows(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """The columns row by row, as Python integers; some thousand rows at a time, so that not all are there at once."""
+    columns = (
+        trace.arrival_ns,
+        trace.num_prompt_tokens,
+        trace.num_output_tokens,
+        trace.limit_tokens,
+        trace.priority,
+        trace.status,
+    )
+    for low in range(0, len(trace), ROWS_AT_ONCE):
+        yield from zip(*(column[low : low + ROWS_AT_ONCE].tolist() for column in columns), strict=True)
 
 
 def _away(status: str, index: int, arrival: int, prompt: int, max_tokens: int, priority: int) -> RequestRow:

@@ -8,6 +8,7 @@ latencies are over finished requests, null if there are none.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sim import integrals as at
+from sim.int_log import PACK, IntLog, Packed, exact_sum
 from sim.rows import RequestRow
 
 PS = 10**12
@@ -114,13 +116,17 @@ LATENCIES: dict[str, Callable[[RequestRow], int | float | None]] = {
 
 def latencies(rows: Iterable[RequestRow]) -> dict[str, float | None]:
     """mean, p50, p90, p95, p99 of each latency in seconds, over finished requests."""
-    finished = [row for row in rows if row.status == "finished"]
+    values = {name: array("d") for name in LATENCIES}
+    for row in rows:
+        if row.status == "finished":
+            for name, formula in LATENCIES.items():
+                if (value := formula(row)) is not None:
+                    values[name].append(value / PS)
     table: dict[str, float | None] = {}
-    for name, formula in LATENCIES.items():
-        values = [value / PS for row in finished if (value := formula(row)) is not None]
-        table[f"mean_{name}_s"] = mean(values)
+    for name, found in values.items():
+        table[f"mean_{name}_s"] = mean(found)
         for q in (50, 90, 95, 99):
-            table[f"p{q}_{name}_s"] = quantile(values, q / 100)
+            table[f"p{q}_{name}_s"] = quantile(found, q / 100)
     return table
 
 
@@ -179,23 +185,29 @@ def paper_memory(
 class Backlog:
     """Integral of the number of waiting requests, from the times they began and ceased to wait."""
 
-    def __init__(self, starts: Iterable[int], ends: Iterable[int]) -> None:
-        self._starts, self._ends = sorted(starts), sorted(ends)
-        self._start_sums = [0, *accumulate(self._starts)]
-        self._end_sums = [0, *accumulate(self._ends)]
+    def __init__(self, starts: IntLog, ends: IntLog) -> None:
+        self._starts, self._ends = starts.sorted(), ends.sorted()
+        self._start_sums, self._end_sums = _sums_by_pack(self._starts), _sums_by_pack(self._ends)
 
     def until(self, time: int) -> int:
         """Request-picoseconds waited in [0, time)."""
         return self._area(self._starts, self._start_sums, time) - self._area(self._ends, self._end_sums, time)
 
     @staticmethod
-    def _area(times: list[int], sums: list[int], time: int) -> int:
+    def _area(times: Packed, sums: list[int], time: int) -> int:
         count = bisect_left(times, time)
-        return count * time - sums[count]
+        whole = count // PACK
+        return count * time - sums[whole] - exact_sum(times[whole * PACK : count])
 
     def at(self, time: int) -> int:
         """Requests waiting at `time`, those that arrive right then included."""
         return bisect_right(self._starts, time) - bisect_right(self._ends, time)
+
+
+def _sums_by_pack(times: Packed) -> list[int]:
+    """Sum of the first 0, 1, 2, ... packs."""
+    packs = (times[low : low + PACK] for low in range(0, len(times), PACK))
+    return [0, *accumulate(exact_sum(pack) for pack in packs)]
 
 
 def overlap(intervals: Iterable[tuple[int, int]], start: int, stop: int) -> int:
@@ -203,20 +215,26 @@ def overlap(intervals: Iterable[tuple[int, int]], start: int, stop: int) -> int:
     return sum(max(0, min(b, stop) - max(a, start)) for a, b in intervals)
 
 
-def counts(rows: Sequence[RequestRow]) -> dict[str, int]:
+def counts(rows: Iterable[RequestRow]) -> dict[str, int]:
     """Requests by status, and what was done twice."""
-    by_status = {f"num_{s}": 0 for s in ("finished", "truncated", "rejected", "failed", "unfinished")}
+    by_status = dict.fromkeys(("finished", "truncated", "rejected", "failed", "unfinished"), 0)
+    sums = dict.fromkeys(SUMMED, 0)
     for row in rows:
-        by_status[f"num_{row.status}"] += 1
-    return {
-        "num_requests": len(rows),
-        **by_status,
-        "num_preemptions": sum(row.num_preemptions for row in rows),
-        "num_prompt_tokens": sum(row.num_prompt_tokens for row in rows),
-        "num_output_tokens": sum(row.num_output_tokens for row in rows),
-        "num_computed_tokens": sum(row.num_computed_tokens for row in rows),
-        "num_recomputed_tokens": sum(row.num_recomputed_tokens for row in rows),
-    }
+        by_status[row.status] += 1
+        for name in SUMMED:
+            sums[name] += getattr(row, name)
+    by_name = {f"num_{status}": count for status, count in by_status.items()}
+    return {"num_requests": sum(by_status.values()), **by_name, **sums}
+
+
+SUMMED = (
+    "num_preemptions",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_computed_tokens",
+    "num_recomputed_tokens",
+)
+"""Fields of a row that add up over requests."""
 
 
 def strict_json(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sim import integrals as at
+from sim.int_log import Packed, exact_sum
 
 if TYPE_CHECKING:
     from sim.rows import RequestRow
@@ -33,9 +34,7 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
     whole = [sum(column) for column in zip(*run.recorder.integrals.segments(), strict=True)]
     cut = run.spec.end_s is not None
     checks = [
-        _equal(
-            "requests: every row of the trace has one row", _strays([r.request_id for r in rows], num_trace_rows), []
-        ),
+        _equal("requests: every row of the trace has one row", _strays(rows.column("request_id"), num_trace_rows), []),
         _equal("slots: never more held than there are", whole[at.USED] <= run.capacity_slots * whole[at.TIME], True),
         _equal("memory: reserved is never negative", min(map(_reserved, run.recorder.integrals.segments())) < 0, False),
         _equal(
@@ -53,11 +52,11 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
     return checks
 
 
-def _strays(ids: list[int], num_trace_rows: int) -> list[int]:
+def _strays(ids: Packed, num_trace_rows: int) -> list[int]:
     """Ids that are there twice, missing, or nobody's."""
-    if ids == list(range(num_trace_rows)):
+    if np.array_equal(ids, np.arange(num_trace_rows)):
         return []
-    counts = Counter(ids)
+    counts = Counter(ids.tolist())
     return sorted(i for i in counts.keys() | range(num_trace_rows) if counts[i] != 1 or i >= num_trace_rows)
 
 
@@ -68,14 +67,13 @@ def _reserved(row: list[int]) -> int:
 def _drained(run: Run, whole: list[int]) -> list[Check]:
     """Laws of a run that was not cut."""
     rows, recorder = run.rows, run.recorder
-    delivered = sum(r.num_output_tokens for r in rows)
-    computed = sum(r.num_computed_tokens for r in rows)
-    finishes = [r.finish for r in rows if r.finish >= 0]
-    started = recorder.wait_starts
-    arrivals = [r.arrival for r in rows if r.finish >= 0]
-    preempted = sum(started) - sum(arrivals)
-    running = sum(finishes) + preempted - sum(recorder.wait_ends)
-    waited = sum(recorder.wait_ends) - sum(started)
+    delivered = sum(rows.column("num_output_tokens").tolist())
+    computed = sum(rows.column("num_computed_tokens").tolist())
+    finishes, served = rows.column("finish"), rows.column("finish") >= 0
+    started, ended = recorder.wait_starts.sum(), recorder.wait_ends.sum()
+    preempted = started - exact_sum(rows.column("arrival")[served])
+    running = exact_sum(finishes[served]) + preempted - ended
+    waited = ended - started
     free = run.allocator.stats().num_free
     return [
         _equal("time: integrals cover the makespan", whole[at.TIME], run.makespan),
@@ -93,11 +91,10 @@ def _token_by_token(run: Run, steps: list[int]) -> list[Check]:
     """Exact sums over steps, for runs in which each request ran for just as many steps as it has output tokens: one
     for the whole prompt and the first token, one for each further token. Its step i then holds p + i tokens. Nothing
     for runs with prompts in chunks, preemptions or steps that left a request out."""
-    done = [r for r in run.rows if r.finish >= 0]
-    if any(r.num_preemptions for r in done) or sum(r.num_output_tokens for r in done) != steps[at.SEQS]:
+    done = run.rows.column("finish") >= 0
+    first, count = (run.rows.column(name)[done] for name in ("num_prompt_tokens", "num_output_tokens"))
+    if run.rows.column("num_preemptions")[done].any() or int(count.sum()) != steps[at.SEQS]:
         return []
-    first = np.array([r.num_prompt_tokens for r in done], dtype=np.int64)
-    count = np.array([r.num_output_tokens for r in done], dtype=np.int64)
     last = first + count - 1
     final = last + run.spec.final_token_has_slot
     held = int((first * count + count * (count - 1) // 2).sum())

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import KVAllocator, Regions
 from sim import integrals as at
+from sim.int_log import IntLog
 from sim.integrals import NO_EDGE, Integrals
 from sim.pool_state import PoolState
 from sim.progression import boundary_after
-from sim.rows import Progress, RequestRow
+from sim.row_store import RowStore
+from sim.rows import Progress
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
@@ -48,9 +50,9 @@ class Recorder:
         self._pool = PoolState(scheduler, final_tokens)
         self._last_blocks = self._pool.last_blocks if self._pool.pages else None
         self.integrals = Integrals(edges, block_size=self._block_size, caches=self._pool.caches)
-        self.rows: list[RequestRow] = []
-        self.wait_starts: list[int] = []
-        self.wait_ends: list[int] = []
+        self.rows = RowStore()
+        self.wait_starts = IntLog()
+        self.wait_ends = IntLog()
         self.blocked: list[tuple[int, int]] = []
         """Intervals in which a refused head kept at least one more request waiting."""
         self.num_turns = 0

@@ -19,7 +19,7 @@ from sim.arrivals import PS_PER_NS, LengthLimits, requests_of
 from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
-from sim.rows import RequestRow
+from sim.row_store import RowStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,8 +78,8 @@ class Run:
     checks: list[Check] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[RequestRow]:
-        """One a request, by id."""
+    def rows(self) -> RowStore:
+        """One `RequestRow` a request, by id."""
         return self.recorder.rows
 
     @property

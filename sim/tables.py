@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sim import integrals as at
 from sim import metrics
+from sim.int_log import Packed
 from sim.metrics import PS
+from sim.rows import RequestRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.rows import RequestRow
+    from sim.row_store import RowStore
     from sim.simulate import Run
 
 
@@ -22,8 +25,8 @@ def summary_of(run: Run) -> dict[str, Any]:
     """One row of `summary.csv`, in a fixed order of keys."""
     window, capacity = run.window, run.capacity_slots
     row = run.integrals_between(window.start, window.stop)
-    finished = [r for r in run.rows if r.status in ("finished", "truncated")]
-    in_window = sum(window.start <= r.finish < window.stop for r in finished)
+    finished = run.rows.column("finish")[run.rows.has_status("finished", "truncated")]
+    in_window = int(((window.start <= finished) & (finished < window.stop)).sum())
     span_s = (window.stop - window.start) / PS
     strict = metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches)
     backlog = run.backlog
@@ -98,21 +101,21 @@ def _index(run: Run, row: Sequence[int]) -> float | None:
     return None if share is None else 1.0 - share
 
 
-def _seconds(column: Sequence[int]) -> list[float | None]:
-    return [None if value < 0 else value / PS for value in column]
+def _seconds(column: Packed) -> NDArray[np.float64]:
+    """Correctly rounded quotients; missing where the time never came."""
+    return np.fromiter(((value / PS if value >= 0 else np.nan) for value in column.tolist()), np.float64, len(column))
 
 
-def requests_frame(rows: Sequence[RequestRow]) -> pd.DataFrame:
+def requests_frame(rows: RowStore) -> pd.DataFrame:
     """One row a request; a time that never came is missing."""
     columns: dict[str, Any] = {}
-    fields = list(zip(*rows, strict=True)) or [()] * 15
-    for name, values in zip(_REQUEST_COLUMNS, fields, strict=True):
+    for name, field in zip(_REQUEST_COLUMNS, RequestRow._fields, strict=True):
         if name.endswith("_s"):
-            columns[name] = pd.array(_seconds(values), dtype="Float64").to_numpy(dtype=np.float64, na_value=np.nan)
+            columns[name] = _seconds(rows.column(field))
         elif name == "status":
-            columns[name] = pd.array(list(values), dtype="str")
+            columns[name] = pd.array(rows.statuses(), dtype="str")
         else:
-            columns[name] = np.asarray(values, dtype=np.int64)
+            columns[name] = rows.column(field).astype(np.int64)
     return pd.DataFrame(columns)
 
 

@@ -208,7 +208,7 @@ def seen_of(run: Run, freed: list[Any]) -> dict[str, Any]:
     """Everything that must not depend on how steps were grouped."""
     recorder = run.recorder
     return {
-        "rows": recorder.rows,
+        "rows": list(recorder.rows),
         "segments": recorder.integrals.segments(),
         "waits": (sorted(recorder.wait_starts), sorted(recorder.wait_ends)),
         "blocked": recorder.blocked,

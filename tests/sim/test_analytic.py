@@ -19,6 +19,7 @@ from sim.integrals import Integrals
 from sim.pool_state import PoolState
 from sim.recorder import Recorder
 from sim.replay import Arrivals, Replay
+from sim.row_store import RowStore
 from sim.rows import Progress
 from sim.simulate import Run, RunSpec, Simulation, simulate
 from tests.sim.laws import LAWS, STEP, US, Observed, observe
@@ -51,12 +52,9 @@ def test_every_law_holds(allocator):
 
 
 def a_finished_request_leaves_no_row() -> AbstractContextManager[Any]:
-    def forget(original: Callable[..., None], recorder: Recorder, now: int, finished: list[Any]) -> None:
-        original(recorder, now, finished)
-        if recorder.rows[-1].request_id == 40:
-            recorder.rows.pop()
-
-    return instead(Recorder, "finished", forget)
+    return instead(
+        RowStore, "append", lambda original, store, row: None if row.request_id == 40 else original(store, row)
+    )
 
 
 def an_arrival_is_noted_but_not_queued() -> AbstractContextManager[Any]:
