@@ -45,7 +45,7 @@ def by_block_size(frame: pd.DataFrame, axes: Sequence[Axes]) -> pd.DataFrame:
         log2_axis(ax, table["block_size"], "block size (tokens)")
     axes[0].set_ylim(0, 1)
     percent_axis(axes[0].yaxis, "reserved + internal + external")
-    axes[1].set_ylim(bottom=0)
+    axes[1].set_ylim(0, 1.05 * axes[1].get_ylim()[1])
     axes[1].set_ylabel("running requests")
     return table.reset_index(drop=True)
 

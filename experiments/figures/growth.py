@@ -28,9 +28,11 @@ def growth_with_batch(frame: pd.DataFrame, axes: Sequence[Axes], memory_gb: floa
         axes[0].annotate(text, (1, height), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
                          ha="right", fontsize=6.5)  # fmt: skip
     axes[0].set_ylim(20, 42)
-    axes[0].set_ylabel("memory (GB)")
+    axes[0].set_title("parameters and held KV memory")
+    axes[0].set_ylabel("GB")
     axes[1].set_ylim(bottom=0)
-    axes[1].set_ylabel("output tokens per second (simulated)")
+    axes[1].set_title("throughput, simulated")
+    axes[1].set_ylabel("output tokens/s")
     for ax in axes:
         ax.set_xlim(left=0)
         ax.set_xlabel("running requests")

@@ -11,6 +11,7 @@ from experiments.figures.panels import legend_of
 from experiments.paper import fig1, fig2, fig13a, fig13b, fig18b_memory, rates
 from experiments.paper.block_size import CAPACITY_TOKENS
 from experiments.paper.experiment import Picture
+from experiments.paper.judgement_pictures import JUDGEMENTS
 from experiments.paper.panels import PANELS, Panel
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
 from sim.cost import PAPER_MODELS
@@ -169,9 +170,9 @@ def _fig12(panel: Panel, lab: Lab) -> list[Picture]:
             panel.name,
             f"Fig 12{panel.letter}: {panel.setting}",
             "Each curve is flat until a system can no longer keep up; then latency runs away. The further right that "
-            "is, the more load the same memory carries: rings and numbers are the rates at "
-            f"{rates.THRESHOLD_S:g} s a token. Right: tokens a second stop growing at the same place. Bars are the "
-            "standard deviation over seeds.",
+            "is, the more load the same memory carries: rings, and numbers in the legend, are the rates at "
+            f"{rates.THRESHOLD_S:g} s a token, the dashed line. The scale is logarithmic. Right: tokens a second stop "
+            "growing at the same place. Bars are the standard deviation over seeds.",
             caption(lab, panel.name, trace, frame, pool, panel.step_model),
             draw,
         )
@@ -211,5 +212,6 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig13a": _fig13a,
     "fig13b": _fig13b,
     "fig18b": _fig18b,
+    **JUDGEMENTS,
 }
 """By experiment, in the order of the page."""
