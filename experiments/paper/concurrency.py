@@ -38,7 +38,7 @@ def _held(job: tuple[str, float, int | None, int]) -> Held:
     return hold(allocator, pool, limits, trace, made, workload=f"cv {cv:g}", limit=limit)
 
 
-def _measured(lab: Lab) -> dict[tuple[str, str, int | None], list[Held]]:
+def measured(lab: Lab) -> dict[tuple[str, str, int | None], list[Held]]:
     """By allocator, lengths and limit, a value a seed."""
 
     def make() -> dict[tuple[str, str, int | None], list[Held]]:
@@ -62,8 +62,8 @@ def judge(lab: Lab) -> list[Result]:
     readings = chapter_capacity(lookup("llama-3-70b"), lookup_gpu("a100-80g"), tp=2, block_size=BLOCK)
     pool = {capacity.rule: capacity.num_blocks for capacity in readings}["chapter-gib"]
     fit = LOAD.fit(pool, BLOCK)
-    measured = _measured(lab)
-    equal = {name: measured[name, "cv 0", LOAD.concurrency][0] for name in SYSTEMS}
+    found = measured(lab)
+    equal = {name: found[name, "cv 0", LOAD.concurrency][0] for name in SYSTEMS}
     assert fit.blocks_needed is not None
     return [
         exact(_claim("tokens", "32 x 1056 tokens", 33_792, "tokens", "A"), LOAD.tokens() or 0),
@@ -92,7 +92,7 @@ def _claim(name: str, metric: str, expected: float, unit: str, confidence: str =
 def tables(lab: Lab) -> list[Table]:
     """What each allocator holds: at the asked concurrency and at any, for equal lengths and for spread ones."""
     rows = []
-    for (allocator, lengths, limit), held in _measured(lab).items():
+    for (allocator, lengths, limit), held in measured(lab).items():
         names = ("mean_running", "num_preemptions", "recomputed_frac", "live_frac", "used_frac")
         running, preemptions, recomputed, live, used = (
             sum(getattr(one, name) for one in held) / len(held) for name in names

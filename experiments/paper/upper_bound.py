@@ -49,7 +49,7 @@ def _held(job: tuple[str, str, Trace]) -> Held:
     return hold(allocator, pool, limits, trace, partial(CostExecutor, PAPER_13B), workload=workload)
 
 
-def _measured(lab: Lab) -> dict[tuple[str, str], list[Held]]:
+def measured(lab: Lab) -> dict[tuple[str, str], list[Held]]:
     """By workload and allocator, a value a seed; equal requests need but one."""
 
     def make() -> dict[tuple[str, str], list[Held]]:
@@ -81,18 +81,18 @@ def whole_sequences(allocator: str) -> int:
 
 def judge(lab: Lab) -> list[Result]:
     """33 of full length fit; a reservation of the longest holds 33 whatever arrives; paging holds more of anything."""
-    measured = _measured(lab)
+    found = measured(lab)
     results = [
         exact(_claim(f"whole/{name}", "sequences of 2,048 tokens side by side", CLAIMED), whole_sequences(name))
         for name in SYSTEMS
     ]
     for workload, names in (("full-length", ("orca-max", "orca-oracle")), ("sharegpt", ("orca-max",))):
         for name in names:
-            values = [held.mean_running for held in measured[workload, name]]
+            values = [held.mean_running for held in found[workload, name]]
             made = _claim(f"{workload}/{name}", f"running requests, {_said(workload)}", CLAIMED, lab, workload)
             results.append(over_seeds(made, values))
     for workload in NUM_REQUESTS:
-        values = [held.mean_running for held in measured[workload, "paged"]]
+        values = [held.mean_running for held in found[workload, "paged"]]
         made = _claim(f"{workload}/paged", f"paged: short of 33 running, {_said(workload)}", 0, lab, workload)
         lacking = [max(0.0, CLAIMED - value) for value in values]
         results.append(over_seeds(made, lacking, f"{sum(values) / len(values):.1f} run, at mixed ages"))
@@ -115,7 +115,7 @@ def _claim(name: str, metric: str, expected: float, lab: Lab | None = None, work
 def tables(lab: Lab) -> list[Table]:
     """What each allocator sustains."""
     rows = []
-    for (workload, allocator), held in _measured(lab).items():
+    for (workload, allocator), held in measured(lab).items():
         count = len(held)
         running, live, used = (
             sum(values) / count

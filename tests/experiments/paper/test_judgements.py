@@ -89,7 +89,7 @@ def test_a_trial_is_the_same_in_another_process_and_saturates_as_it_should():
 
 
 def test_33_is_what_a_reservation_of_the_longest_holds_whatever_arrives(lab):
-    held = upper_bound._measured(lab)
+    held = upper_bound.measured(lab)
     running = {name: held["sharegpt", name][0].mean_running for name in SYSTEMS}
 
     assert running["orca-max"] == pytest.approx(33)
