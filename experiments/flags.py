@@ -147,6 +147,7 @@ class Flags:
         Text, _option(_RULES, "Fraction of blocks kept free at admission [vllm: 0; sosp23: 0.01].")
     ] = None
     policy: Annotated[Text, _option(_RULES, "fcfs or priority [fcfs].")] = None
+    batching: Annotated[Text, _option(_RULES, "iteration, or request: no joining a running batch [iteration].")] = None
     long_prefill_token_threshold: Annotated[
         Text, _option(_RULES, "Most tokens of one request in a step; 0: no limit [0].")
     ] = None

@@ -240,6 +240,7 @@ def scheduler_config(config: Config) -> SchedulerConfig:
         chunked_prefill=bool(rules.enable_chunked_prefill),
         full_sequence_gate=bool(rules.full_sequence_gate),
         policy=rules.policy,
+        batching=rules.batching,
         long_prefill_token_threshold=rules.long_prefill_token_threshold,
     )
 
@@ -247,14 +248,16 @@ def scheduler_config(config: Config) -> SchedulerConfig:
 def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
     """Unknown names and impossible pools are said before anything runs."""
     from engine.core.registry import load_allocator, make_allocator
+    from engine.core.request_level import make_scheduler
 
+    limits = scheduler_config(config)
     for name in dict.fromkeys(cell.allocator for cell in cells):
         if ":" in name:
             see_own_modules()
             load_allocator(name)
         else:
             for size in {cell.block_size: cell for cell in cells if cell.allocator == name}.values():
-                make_allocator(name, pool_config(config, size))
+                make_scheduler(limits, make_allocator(name, pool_config(config, size)))
 
 
 def _with_kernels(config: Config, cells: Sequence[Cell]) -> tuple[Cell, ...]:

@@ -104,6 +104,8 @@ class Scheduling(Section):
 
     preset: Literal["vllm", "sosp23"] | None = None
     policy: Literal["fcfs", "priority"] = "fcfs"
+    batching: Literal["iteration", "request"] = "iteration"
+    """`request`: a batch runs until its longest request is done; for allocators that reserve everything at once."""
     too_long: Literal["reject", "truncate"] = "reject"
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     max_num_seqs: Count | None = None
