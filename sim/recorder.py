@@ -53,6 +53,7 @@ class Recorder:
         self.rows = RowStore()
         self.wait_starts = IntLog()
         self.wait_ends = IntLog()
+        self.preempted_at = IntLog()
         self.blocked: list[tuple[int, int]] = []
         """Intervals in which a refused head kept at least one more request waiting."""
         self.num_turns = 0
@@ -83,6 +84,7 @@ class Recorder:
             progress = self._progress[request]
             progress.recount(lost)
             progress.preempted_at = now
+            self.preempted_at.append(now)
             self.wait_starts.append(now)
         for request, hits, resumed in batch.admitted:
             self._take(now, request, hits, resumed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,6 +146,7 @@ def timeline_frame(run: Run) -> pd.DataFrame:
     records = []
     by_start = dict(zip([0, *run.recorder.integrals.edges], run.recorder.integrals.segments(), strict=True))
     edges = sorted(by_start)
+    preempted = run.recorder.preempted_at.sorted()
     position = 0
     for start, stop in zip(starts, bounds, strict=True):
         row = [0] * at.COLUMNS
@@ -154,12 +156,12 @@ def timeline_frame(run: Run) -> pd.DataFrame:
         if not row[at.TIME]:
             continue
         end = min(stop, run.makespan)
-        records.append(_bin(run, row, start, end))
-    kinds = {name: np.int64 if name.startswith("num_") else np.float64 for name in _bin(run, [0] * at.COLUMNS, 0, 0)}
+        records.append(_bin(run, row, start, end, bisect_left(preempted, stop) - bisect_left(preempted, start)))
+    kinds = {name: np.int64 if name.startswith("num_") else np.float64 for name in _bin(run, [0] * at.COLUMNS, 0, 0, 0)}
     return pd.DataFrame(records, columns=list(kinds)).astype(kinds)  # the same columns where no time passed
 
 
-def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
+def _bin(run: Run, row: list[int], start: int, end: int, num_preemptions: int) -> dict[str, Any]:
     duration = row[at.TIME]
     waiting = run.backlog.until(end) - run.backlog.until(start)
     return {
@@ -172,6 +174,7 @@ def _bin(run: Run, row: list[int], start: int, end: int) -> dict[str, Any]:
         "num_steps": row[at.STEPS],
         "num_emitted_tokens": row[at.EMITTED],
         "num_computed_tokens": row[at.COMPUTED],
+        "num_preemptions": num_preemptions,
     }
 
 

@@ -1,7 +1,8 @@
 """Claim: with more requests in each step, requests wait less for their first token, and each step takes longer.
 
-Empirical distributions of time to first token (TTFT) and time per output token (TPOT) over finished requests, one line
-a seed. The paper shows means over request rates (its Fig. 12); distributions are what users of servers compare.
+Empirical distributions of time to first token (TTFT), time per output token (TPOT) and time from arrival to last token
+(E2E) over finished requests, one line a seed. The paper shows means over request rates (its Fig. 12); distributions are
+what users of servers compare.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ if TYPE_CHECKING:
 
     from experiments.figures.stored import Stored
 
-Latency = Literal["ttft_s", "tpot_s"]
+Latency = Literal["ttft_s", "tpot_s", "e2e_s"]
 LABELS: dict[str, str] = {
     "ttft_s": "time to first token, TTFT (s, simulated)",
     "tpot_s": "time per output token, TPOT (s, simulated)",
+    "e2e_s": "time from arrival to last token, E2E (s, simulated)",
 }
 
 
 def latency_of(requests: pd.DataFrame, which: Latency) -> pd.Series[float]:
-    """TTFT = f - a; TPOT = (c - f) / (n - 1) for n >= 2; finished requests only, as in the tables."""
+    """TTFT = f - a; TPOT = (c - f) / (n - 1) for n >= 2; E2E = c - a; finished requests only, as in the tables."""
     need(requests, ["status", "arrival_s", "first_token_s", "finish_s", "num_output_tokens"])
     done = requests[requests["status"] == "finished"]
     if which == "ttft_s":
         return done["first_token_s"] - done["arrival_s"]
+    if which == "e2e_s":
+        return done["finish_s"] - done["arrival_s"]
     several = done[done["num_output_tokens"] > 1]
     return (several["finish_s"] - several["first_token_s"]) / (several["num_output_tokens"] - 1)
 
@@ -124,5 +128,14 @@ TPOT = Figure(
     "Lines further left are better; the scale is logarithmic." + SATURATED,
     paper="The paper's Fig. 12 shows means; distributions are what serving benchmarks plot.",
     draw=lambda stored, canvas: _draw(stored, canvas, "tpot_s"),
+    height_in=lambda stored: 2.7,
+)
+E2E = Figure(
+    name="e2e_ecdf",
+    title="How long an answer takes in all",
+    claim="From a request's arrival to its last token: waiting, the prompt, and every token of the answer, so long "
+    "answers are slow under any allocator. Lines further left are better; the scale is logarithmic." + SATURATED,
+    paper="The paper's Fig. 12 shows means of this, divided by the length of the answer.",
+    draw=lambda stored, canvas: _draw(stored, canvas, "e2e_s"),
     height_in=lambda stored: 2.7,
 )

@@ -170,7 +170,8 @@ def class_colours() -> list[str]:
     return [to_hex(colour) for colour in sns.color_palette("viridis", len(CLASSES))]
 
 
-def _handles(colours: list[tuple[str, str]]) -> list[object]:
+def colour_handles(colours: list[tuple[str, str]]) -> list[object]:
+    """Legend entries: (colour, label)."""
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=colour, edgecolor="#707070", linewidth=0.5, label=label) for colour, label in colours]
@@ -185,7 +186,7 @@ def _draw_map(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     kinds = set(plotted["owner"])
     entries += [(CACHED_COLOUR, "free, content kept for reuse")] if CACHED in kinds else []
     entries += [(SHARED_COLOUR, "shared by several requests")] if SHARED in kinds else []
-    handles = _handles(entries)
+    handles = colour_handles(entries)
     if any(gaps(np.sort(rows["time_s"].unique())) for _, rows in plotted.groupby("allocator")):
         from matplotlib.patches import Patch
 
@@ -202,7 +203,7 @@ def _draw_extents(stored: Stored, canvas: Canvas) -> pd.DataFrame:
         missing=NO_MAP,
     )
     labels = [(colour, label) for colour, (_, _, label) in zip(class_colours(), CLASSES, strict=True)]
-    handles = _handles(labels)
+    handles = colour_handles(labels)
     canvas.legend(handles=handles, loc="outside lower center", ncols=6, title="length of the free run (blocks)")
     return plotted
 
