@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable
 
 import torch
@@ -33,8 +34,14 @@ class CapturedSteps:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = self._issue(*key)
+        collecting = gc.isenabled()
+        gc.disable()  # what the collector finds now, graphs of an engine before, must not be freed during a capture
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = self._issue(*key)
+        finally:
+            if collecting:
+                gc.enable()
         self._graphs[key] = graph, result
 
     def has(self, *key: Hashable) -> bool:
