@@ -44,6 +44,11 @@ class CapturedSteps:
                 gc.enable()
         self._graphs[key] = graph, result
 
+    def forget(self) -> None:
+        """Gives the graphs and their memory back."""
+        self._graphs.clear()
+        self._pool = None
+
     def has(self, *key: Hashable) -> bool:
         """Whether the step needs no capture any more."""
         return not self.captures or key in self._graphs
