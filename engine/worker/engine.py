@@ -192,6 +192,7 @@ class Engine:
         return {
             "device": name or platform.machine(),
             "device_type": self.device.type,
+            "threads": torch.get_num_threads(),
             "driver": _driver() if self.device.type == "cuda" else None,
             "torch": torch.__version__,
             "triton": _version("triton"),
