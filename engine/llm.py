@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from engine.attention.block_size import resolve_block_size
+from engine.core.allocator import MAX_BLOCKS
 from engine.core.content import TokenContent
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
@@ -21,8 +24,8 @@ from engine.sampling_params import SamplingParams
 from engine.stopping import Stopping
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError
 from engine.worker.engine import Engine, EngineConfig
-from engine.worker.executor import Limits
 from engine.worker.kv_memory import Kernel
+from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
 
 if TYPE_CHECKING:
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 SEED_MASK = (1 << 63) - 1
+MOST_IDLE_STEPS = 2
+"""Steps without a request, one after the other, that a sound allocator never makes."""
+CPU_KV_BYTES = 4 << 30
+"""What K and V take on a CPU at most, where nobody says (vLLM's default there)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,8 @@ class LLM:
         `num_blocks` (blocks that requests can hold) or `kv_tokens` pins the capacity; without, it is what the device
         has left. Errors before the first request: EngineError, ValueError, DeviceUnavailable.
         """
+        if max_model_len is not None and max_model_len < 1:
+            raise EngineError(f"max_model_len: expected at least 1, got {max_model_len}")
         asked = Limits(max_num_seqs, max_num_batched_tokens, max_model_len or 0)
         self.engine = _engine_of(model, asked, engine)
         self.seed = seed
@@ -135,7 +144,7 @@ class LLM:
         for wanted in each:
             self._stopping.check(wanted)
         answers = [self._read(prompt, place) for place, prompt in enumerate(given)]
-        if self._interrupted:
+        if self._interrupted or self.executor.closed:  # by an error, or because its engine serves another LLM now
             self._start()
         asked = [
             self._ask(place, copy, answer.prompt_token_ids, wanted)
@@ -156,7 +165,9 @@ class LLM:
                 raise ValueError(f"prompt {place}: {self.engine.config.model} has no tokenizer: give token ids")
             text, ids = prompt, list(tokenizer.encode(prompt))
         else:
-            ids = [int(token) for token in prompt]
+            ids = list(prompt)
+            if wrong := [token for token in ids if not isinstance(token, int | np.integer)]:
+                raise ValueError(f"prompt {place}: expected token ids, whole numbers, got {wrong[0]!r}")
         if not ids:
             raise ValueError(f"prompt {place}: expected at least one token, got none")
         vocab = self.engine.architecture.vocab_size
@@ -176,7 +187,7 @@ class LLM:
         limit = min(params.max_tokens, room)
         request = Request(number, len(ids), limit, arrival=number, content=TokenContent(list(ids)))
         # By the caller's seed, or by the engine's and the request's place in the call: never by what runs beside it.
-        seed = (self.seed << 32) + (place << 8) if params.seed is None else params.seed
+        seed = (self.seed << 48) + (place << 24) if params.seed is None else params.seed
         return _Asked(place, copy, request, params, (seed + copy) & SEED_MASK)
 
     def _check(self, one: _Asked) -> None:
@@ -192,11 +203,19 @@ class LLM:
     def _run(self, asked: Sequence[_Asked]) -> None:
         scheduler, executor = self.scheduler, self.executor
         self._interrupted = True  # until all is done
+        executor.steps.clear()
+        executor.outputs.clear()
         self._asked = {one.request.request_id: one for one in asked}
         for one in asked:
             scheduler.add(one.request)
+        idle = 0
         while scheduler.running or scheduler.waiting:
-            self.num_preemptions += len(step(scheduler, executor).batch.preempted)
+            batch = step(scheduler, executor).batch
+            self.num_preemptions += len(batch.preempted)
+            idle = 0 if batch.num_seqs else idle + 1
+            if idle > MOST_IDLE_STEPS:
+                head = scheduler.waiting.head()
+                raise EngineError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
         self._asked = {}
         self._interrupted = False
 
@@ -252,9 +271,19 @@ def _capacity(
     """Blocks that requests can hold: pinned, or what the device has left."""
     if num_blocks is not None and kv_tokens is not None:
         raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
+    for name, value in (("num_blocks", num_blocks), ("kv_tokens", kv_tokens)):
+        if value is not None and not isinstance(value, int):
+            raise EngineError(f"{name}: expected a whole number, got {value!r}")
     if kv_tokens is not None:
         return kv_tokens // block_size
-    return engine.budget(block_size, utilization=utilization).num_blocks - 1 if num_blocks is None else num_blocks
+    if num_blocks is not None:
+        return num_blocks
+    fits = engine.budget(block_size, utilization=utilization).num_blocks - 1
+    if engine.device.type == "cpu":
+        fits = min(fits, max(CPU_KV_BYTES // engine.block_bytes(block_size), 1))
+    limits = engine.limits
+    useful = limits.max_num_seqs * -(-limits.max_model_len // block_size)
+    return min(fits, MAX_BLOCKS) if engine.device.type == "cuda" else min(fits, useful, MAX_BLOCKS)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -31,15 +31,40 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("n", 1), ("top_k", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature: expected 0 or above, got {self.temperature!r}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected above 0 and at most 1, got {self.top_p!r}")
+            _check_whole(name, getattr(self, name), least, MOST)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, -MOST_SEED, MOST_SEED)
+        if not (_is_number(self.temperature) and 0 <= self.temperature <= MOST_TEMPERATURE):
+            raise ValueError(f"temperature: expected a number of 0 to {MOST_TEMPERATURE:g}, got {self.temperature!r}")
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p: expected a number above 0 and at most 1, got {self.top_p!r}")
+        self._check_stops()
+
+    def _check_stops(self) -> None:
         stop: object = self.stop
-        if isinstance(stop, str):
-            raise ValueError(f"stop: expected a tuple of texts, got the text {stop!r}: write ({stop!r},)")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
+        if not isinstance(stop, tuple | list):
+            raise ValueError(f"stop: expected a tuple of texts, got {stop!r}: write ({stop!r},)")
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop: expected texts that are not empty, got {stop!r}")
+        ids: object = self.stop_token_ids
+        if not isinstance(ids, tuple | list):
+            raise ValueError(f"stop_token_ids: expected a tuple of token ids, got {ids!r}: write ({ids!r},)")
+        for token in ids:
+            _check_whole("stop_token_ids", token, 0, MOST)
+
+
+MOST = (1 << 31) - 1
+"""Of anything that the device counts in 32 bits."""
+MOST_SEED = (1 << 63) - 1
+
+
+MOST_TEMPERATURE = 1e6
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name}: expected a whole number of at least {least} and at most {most}, got {value!r}")

@@ -33,11 +33,17 @@ class Stopping:
         return bool(params.stop) and self._at_stop_text(tokens, params.stop)
 
     def _at_stop_text(self, tokens: Sequence[int], stop: Sequence[str]) -> bool:
-        """Looks only as far back as a stop text can reach that the last token completes."""
+        """Looks only as far back as a stop text can reach that the last token completes: further where tokens read as
+        nothing."""
         assert self._tokenizer is not None
-        reach = BYTES_PER_CHARACTER * (max(map(len, stop)) + 1)
-        tail = self._tokenizer.decode(list(tokens[-reach:]))
-        return any(text in tail for text in stop)
+        longest = max(map(len, stop))
+        reach = BYTES_PER_CHARACTER * (longest + 1)
+        while True:
+            # An end that is not a whole character yet reads as U+FFFD.
+            tail = self._tokenizer.decode(list(tokens[-reach:])).rstrip("\ufffd")
+            if len(tail) > longest or reach >= len(tokens):
+                return any(text in tail for text in stop)
+            reach *= 2
 
     def finish(self, tokens: Sequence[int], params: SamplingParams) -> tuple[str, str]:
         """(text, finish reason) of a completion that has ended; its text ends before the first stop text."""

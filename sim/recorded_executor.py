@@ -69,9 +69,20 @@ def read_recording(path: Path) -> Recording:
             f"{path}: a recording of steps needs columns {', '.join(COLUMNS)}, lacks {', '.join(lacking)}: "
             "name the steps.parquet of a cell that ran on --backend cpu or gpu"
         )
+    for name in COLUMNS:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            found = str(frame[name].iloc[0])[:40]
+            raise ValueError(f"{path}: column {name} of a recording holds numbers, got {found!r}")
     durations = _picoseconds(frame["duration_s"].tolist(), path)
-    decodes, chunks = (tuple(int(v) for v in frame[name].tolist()) for name in COLUMNS[1:])
+    decodes, chunks = (_counts(frame[name].tolist(), name, path) for name in COLUMNS[1:])
     return Recording(durations, decodes, chunks, path.name)
+
+
+def _counts(values: Sequence[float], name: str, path: Path) -> tuple[int, ...]:
+    for row, value in enumerate(values, 1):
+        if not (value >= 0 and value == int(value)):
+            raise ValueError(f"{path}: step {row} has {name}={value}, expected a whole number of 0 or more")
+    return tuple(int(value) for value in values)
 
 
 def _picoseconds(seconds: Sequence[float], path: Path) -> tuple[int, ...]:

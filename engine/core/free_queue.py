@@ -25,6 +25,8 @@ class Held(IntEnum):
 
 FINDABLE = Held.FINDABLE
 UNFINDABLE = Held.UNFINDABLE
+MOST_GONE = 1_024
+"""Places of blocks that are gone, beyond as many as are there, before they are cleared away."""
 
 
 class Segment:
@@ -46,7 +48,7 @@ class Segment:
 class FreeQueue:
     """Free blocks: a stack in front of a queue of segments."""
 
-    __slots__ = ("_home", "_segments", "num_at_back", "stack")
+    __slots__ = ("_home", "_num_gone", "_segments", "num_at_back", "stack")
 
     def __init__(self, capacity: int) -> None:
         self.stack = list(range(capacity, 0, -1))
@@ -55,6 +57,8 @@ class FreeQueue:
         self._home: dict[int, Segment] = {}
         """Segment of each findable block, for hits."""
         self.num_at_back = 0
+        self._num_gone = 0
+        """Places of blocks that hits took out, in all segments."""
 
     def __len__(self) -> int:
         return len(self.stack) + self.num_at_back
@@ -95,7 +99,19 @@ class FreeQueue:
             else:
                 segment.gone.add(block_id)
                 self.num_at_back -= 1
+                self._num_gone += 1
+        if self._num_gone > self.num_at_back + MOST_GONE:
+            self._compact()
         return elsewhere
+
+    def _compact(self) -> None:
+        """Forgets the places of blocks that are gone; a prefix that is hit again and again leaves one each time."""
+        for segment in self._segments:
+            if segment.gone:
+                segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in segment.gone]
+                segment.gone.clear()
+        self._segments = deque(segment for segment in self._segments if segment.blocks)
+        self._num_gone = 0
 
     def pop_front(self, count: int) -> list[int]:
         """Up to `count` blocks of the stack."""
@@ -143,6 +159,7 @@ class FreeQueue:
             block_id = blocks.pop()
             if block_id in gone:
                 gone.remove(block_id)
+                self._num_gone -= 1
             else:
                 home.pop(block_id, None)
                 taken.append(block_id)
@@ -153,6 +170,6 @@ class FreeQueue:
         held = [b for segment in self._segments for b in segment.queue()]
         self._segments.clear()
         self._home.clear()
-        self.num_at_back = 0
+        self.num_at_back = self._num_gone = 0
         self.stack[:0] = reversed(held)
         return held

@@ -96,6 +96,8 @@ def _window_notes(config: Mapping[str, Any], counts: Counter[str]) -> list[str]:
     if not window and not windowed:
         return []
     where = f"{windowed} layers have" if windowed else "some or all layers have"
+    if window and (not isinstance(window, int) or isinstance(window, bool)):
+        raise ValueError(f"sliding_window: expected a whole number of tokens, got {window!r}")
     width = f"{window:,} tokens" if window else "unstated width"
     return [f"{where} a window of {width}: counted as if they kept every token, an upper bound beyond it"]
 

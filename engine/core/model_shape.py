@@ -212,6 +212,8 @@ def _max_model_len(config: Mapping[str, Any]) -> int:
     """Positions the file allows, times the factor of those rope scalings that leave it out of that number."""
     length = _size(config, "length")
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise ValueError(f"rope_scaling (or rope_parameters): expected an object, got {scaling!r}")
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind not in _STRETCHING:
         return length

@@ -124,4 +124,6 @@ def _only_file(folder: Path) -> Path:
     pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise refuse_pickle(pickles[0])
-    raise ValueError(f"{folder}: no weights; expected {_SINGLE}, or shards with {_INDEX}")
+    raise ValueError(
+        f"{folder}: no weights; expected {_SINGLE}, or shards with {_INDEX}; random ones need a seed (--weights-seed)"
+    )

@@ -120,7 +120,7 @@ class BlockTable:
         indices = self._due(num_rows)
         flat = self.cpu.reshape(-1)
         for start in range(0, len(indices), PAIRS_AT_ONCE):
-            if start:
+            if start and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # the staging buffer is still being read
             part = indices[start : start + PAIRS_AT_ONCE]
             self._upload(part, flat[part])

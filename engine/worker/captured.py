@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable
 
 import torch
@@ -33,9 +34,20 @@ class CapturedSteps:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = self._issue(*key)
+        collecting = gc.isenabled()
+        gc.disable()  # what the collector finds now, graphs of an engine before, must not be freed during a capture
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = self._issue(*key)
+        finally:
+            if collecting:
+                gc.enable()
         self._graphs[key] = graph, result
+
+    def forget(self) -> None:
+        """Gives the graphs and their memory back."""
+        self._graphs.clear()
+        self._pool = None
 
     def has(self, *key: Hashable) -> bool:
         """Whether the step needs no capture any more."""

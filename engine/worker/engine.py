@@ -21,8 +21,9 @@ from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget
-from engine.worker.executor import Limits, ModelExecutor
+from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
+from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
 from engine.worker.warm_up import warm_up as run_warm_up
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
     from engine.core.request import Request
 
+MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 20
+"""Rows and tokens of a step that buffers are made for at most."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -76,6 +79,8 @@ class Engine:
         if dtype is None and self.device.type == "cpu":
             dtype = torch.float32
         seed = config.weights_seed
+        if seed is not None and not 0 <= seed < 1 << 63:
+            raise EngineError(f"weights_seed: expected 0 to 2^63 - 1, got {seed}")
         if seed is None and catalogue.entry(config.model)[1] is not None:
             seed = 0
         self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed)
@@ -86,6 +91,9 @@ class Engine:
 
     def _limits(self) -> Limits:
         config, own = self.config, self.architecture.max_model_len
+        for name, most in (("max_num_seqs", MOST_SEQS), ("max_num_batched_tokens", MOST_TOKENS)):
+            if not 1 <= getattr(config, name) <= most:
+                raise EngineError(f"{name}: expected 1 to {most}, got {getattr(config, name)}")
         longest = config.max_model_len or own
         if longest > own:
             raise EngineError(f"max_model_len: {config.model} takes at most {own} tokens, got {longest}")
@@ -111,7 +119,9 @@ class Engine:
         return kv_budget(self.device, self.block_bytes(block_size), utilization, self.config.kv_limit_bytes)
 
     def release(self) -> None:
-        """Lets go of the executor in use and its KV memory."""
+        """Takes the KV memory of the executor in use back, whoever holds that executor."""
+        if self.executor_in_use is not None:
+            self.executor_in_use.close()
         self.executor_in_use = None
         gc.collect()
         if self.device.type == "cuda":
@@ -182,6 +192,7 @@ class Engine:
         return {
             "device": name or platform.machine(),
             "device_type": self.device.type,
+            "threads": torch.get_num_threads(),
             "driver": _driver() if self.device.type == "cuda" else None,
             "torch": torch.__version__,
             "triton": _version("triton"),

@@ -16,6 +16,7 @@ import torch
 from engine.core.batch import StepResult
 from engine.worker.block_table import BlockTable
 from engine.worker.decode_step import DecodeStep
+from engine.worker.limits import Limits
 from engine.worker.mixed_step import MixedInputs, MixedStep
 from engine.worker.ran import Ran, RowSampling
 from engine.worker.rows import BatchRows
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
     from engine.core.request import Request
     from engine.model.decoder import Decoder
     from engine.worker.kv_memory import KVMemory
-
-
-class Limits(NamedTuple):
-    """What buffers are made for."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
 
 
 class RunningStep(NamedTuple):
@@ -115,6 +108,8 @@ class ModelExecutor:
     @torch.inference_mode()
     def submit(self, batch: Batch) -> RunningStep:
         """Launches one step; its result waits for it. One step at a time."""
+        if self.closed:
+            raise RuntimeError("this executor's KV memory was given back: its engine has made another one since")
         began = time.perf_counter_ns()
         self._arrange(batch)
         self._clock.start()
@@ -124,6 +119,17 @@ class ModelExecutor:
         ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
         self._clock.launched()
         return RunningStep(self, batch, ran, (time.perf_counter_ns() - began) * PS_PER_NS)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its memory has been given back."""
+        return not self.kv.caches
+
+    def close(self) -> None:
+        """Gives K and V and the graphs over them back, whoever still holds the executor; it runs nothing any more."""
+        self.kv.release()
+        self.decode.steps.forget()
+        self.mixed.steps.forget()
 
     def finish(self, batch: Batch, ran: Ran, host_ps: int) -> StepResult:
         """Waits for the step that was launched; its duration is measured (see `StepTime`)."""

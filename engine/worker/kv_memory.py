@@ -71,6 +71,11 @@ class KVMemory:
         self._impls = [backend.get_impl_cls()(config, self.layout) for config in layers]
         self._layers = list(layers)
 
+    def release(self) -> None:
+        """Gives the memory back; nothing can be read or written any more."""
+        self.caches.clear()
+        self._views.clear()
+
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [NB, BS, KH, D] of a layer, to be written by slot."""
         return self._views[layer]

@@ -26,7 +26,7 @@ from engine.worker.staging import StagingBuffer
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
     from engine.worker.block_table import BlockTable
-    from engine.worker.executor import Limits
+    from engine.worker.limits import Limits
 
 Int64s = npt.NDArray[np.int64]
 GREEDY_FILL = (0.0, 0, 0, 1.0)

@@ -82,7 +82,7 @@ def given_tokens(request: Request, vocab_size: int) -> Int64s:
     """The prompt's token ids [num_prompt_tokens], as given; ValueError for too few or impossible ones."""
     content, count = request.content, request.num_prompt_tokens
     assert isinstance(content, TokenContent)
-    tokens = np.array(content.tokens[:count], np.int64)
+    tokens = np.array(content.tokens, np.int64)  # outputs that it names, too: they will be inputs
     if len(tokens) < count:
         raise ValueError(f"request {request.request_id!r}: {len(tokens)} tokens are given for a prompt of {count}")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
@@ -91,7 +91,7 @@ def given_tokens(request: Request, vocab_size: int) -> Int64s:
             f"request {request.request_id!r}: token {tokens[bad]} at position {bad} is outside a vocabulary of "
             f"{vocab_size}"
         )
-    return tokens
+    return tokens[:count]
 
 
 def derived_tokens(request: Request, vocab_size: int) -> Int64s:

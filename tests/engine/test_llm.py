@@ -8,8 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
 
+from engine.core.allocator import NO_HIT, Reason, Refusal  # noqa: E402
+from engine.core.paged import PagedAllocator  # noqa: E402
+from engine.core.request import Request  # noqa: E402
+from engine.core.step import step  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.worker import budget  # noqa: E402
 from engine.worker.budget import EngineError  # noqa: E402
 from engine.worker.engine import DeviceUnavailable, Engine, EngineConfig  # noqa: E402
 from tests.engine.model import smollm2  # noqa: E402
@@ -125,12 +130,82 @@ def test_after_an_interruption_generation_starts_afresh(model, monkeypatch):
     assert ids(llm.generate(PROMPTS, GREEDY)) == right
 
 
+def test_on_a_device_that_is_nearly_full_an_interrupted_llm_starts_again(model, monkeypatch):
+    block = Engine(EngineConfig(model, weights_seed=0)).block_bytes(4)
+    held: list[LLM] = []
+
+    def free(device):
+        total = 60 * block
+        in_use = sum(sum(c.nbytes for c in one.executor.kv.caches) for one in held)
+        return total - in_use, total
+
+    monkeypatch.setattr(budget, "memory_of", free)
+    llm = made(model)
+    held.append(llm)
+    right = ids(llm.generate(PROMPTS, GREEDY))
+    llm._interrupted = True
+    assert ids(llm.generate(PROMPTS, GREEDY)) == right
+
+
+def test_two_llms_of_one_engine_take_turns_with_its_memory(model):
+    engine = Engine(EngineConfig(model, weights_seed=1, max_num_seqs=8))
+    first, second = (LLM(engine, block_size=size, num_blocks=160 // size, max_num_seqs=8) for size in (4, 16))
+    right = ids(made(model).generate(PROMPTS, GREEDY))
+    for llm in (first, second, first):
+        assert ids(llm.generate(PROMPTS, GREEDY)) == right
+        assert not llm.executor.closed
+    assert second.executor.closed
+
+
+def test_a_closed_executor_says_so(model):
+    llm = made(model)
+    llm.engine.release()
+    llm.scheduler.add(Request("a", 2, 2))
+    with pytest.raises(RuntimeError, match="given back"):
+        step(llm.scheduler, llm.executor)
+
+
+class Stingy(PagedAllocator):
+    """Refuses everybody."""
+
+    def __init__(self, pool):
+        super().__init__(pool.capacity_blocks, pool.block_size, max_model_len=pool.max_model_len)
+
+    def admit(self, request, num_tokens, hit=NO_HIT, *, whole=0, others_running=False):
+        return Refusal(Reason.NO_FREE_BLOCKS, 1, 0)
+
+
+def test_an_allocator_that_refuses_for_ever_is_an_error_and_no_endless_loop(model):
+    with pytest.raises(EngineError, match=r"nothing runs and Request.* is refused for ever"):
+        made(model, allocator=f"{__name__}:Stingy").generate(PROMPTS, GREEDY)
+
+
+def test_many_calls_leave_nothing_behind(llm):
+    sizes = []
+    for _ in range(6):
+        llm.generate(PROMPTS, GREEDY)
+        sizes.append((len(llm.executor.steps), len(llm.executor.outputs), len(llm._asked)))
+    assert len(set(sizes)) == 1
+
+
+def test_the_seeds_of_a_call_all_differ(llm):
+    params = SamplingParams(max_tokens=1, temperature=1.0, n=300)
+    seeds = [llm._ask(place, copy, [1], params).seed for place in range(3) for copy in range(params.n)]
+    assert len(set(seeds)) == 900
+
+
+def test_without_a_pin_a_cpu_gets_what_can_be_used_and_no_more(model):
+    llm = made(model, num_blocks=None)
+    assert llm.allocator.capacity_blocks == 8 * 64 // 4
+
+
 @pytest.mark.parametrize(
     "prompts, params, complaint",
     [
         ([[]], GREEDY, "prompt 0: expected at least one token"),
         ([[1], [2, 96]], GREEDY, "prompt 1: token 96 is outside the model's vocabulary of 96"),
         ([[1], [-1]], GREEDY, "prompt 1: token -1"),
+        ([[1], [1.5]], GREEDY, "prompt 1: expected token ids, whole numbers, got 1.5"),
         ([[1] * 64], GREEDY, "prompt 0: 64 tokens leave no room in max_model_len=64"),
         ("text", GREEDY, "has no tokenizer: give token ids"),
         ([[1], [2]], [GREEDY], "SamplingParams for each of 2 prompts, got 1"),
@@ -154,7 +229,7 @@ def test_what_the_pool_can_never_hold_is_refused(model):
 @pytest.mark.parametrize(
     "options, complaint",
     [
-        ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1 "),
         ({"n": True}, "n: expected a whole number"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -162,6 +237,13 @@ def test_what_the_pool_can_never_hold_is_refused(model):
         ({"top_k": -1}, "top_k"),
         ({"stop": "text"}, "expected a tuple of texts"),
         ({"stop": ("",)}, "not empty"),
+        ({"top_k": 1 << 40}, "top_k: expected a whole number"),
+        ({"temperature": "1"}, "temperature: expected a number"),
+        ({"temperature": 1e39}, "temperature: expected a number"),
+        ({"seed": 1.5}, "seed: expected a whole number"),
+        ({"seed": 1 << 70}, "seed: expected a whole number"),
+        ({"stop_token_ids": 5}, "stop_token_ids: expected a tuple"),
+        ({"stop_token_ids": ("a",)}, "stop_token_ids: expected a whole number"),
     ],
 )
 def test_impossible_sampling_is_refused(options, complaint):
@@ -200,6 +282,11 @@ def test_the_pool_is_what_is_left_unless_it_is_pinned(model):
         ({"allocator": "page"}, ValueError, "unknown allocator 'page'"),
         ({"kernel": "contiguous"}, EngineError, "blocks are not adjacent"),
         ({"max_model_len": 65}, EngineError, "takes at most 64 tokens, got 65"),
+        ({"max_model_len": 0}, EngineError, "max_model_len: expected at least 1, got 0"),
+        ({"max_num_seqs": 1 << 31}, EngineError, "max_num_seqs: expected 1 to"),
+        ({"max_num_batched_tokens": 10**10}, EngineError, "max_num_batched_tokens: expected 1 to"),
+        ({"weights_seed": 1 << 70}, EngineError, "weights_seed: expected 0 to"),
+        ({"num_blocks": 2.5}, EngineError, "num_blocks: expected a whole number, got 2.5"),
         ({"num_blocks": 4, "kv_tokens": 4}, EngineError, "both pin"),
         ({"attention": "reference-flash-attn", "block_size": 24}, ValueError, "block_size a multiple of 16"),
     ],
@@ -217,6 +304,12 @@ def test_texts_go_in_and_come_out_and_stop_texts_end_them():
     prompt = "The capital of France is"
     (whole,) = llm.generate(prompt, SamplingParams(max_tokens=8, temperature=0))[0].outputs
     assert whole.text.startswith(" Paris.")
+    stopping, ends = llm._stopping, llm.engine.architecture.eos_token_ids
+    tokenizer = llm.engine.model.tokenizer
+    spread = [*tokenizer.encode("ab"), *(ends[0] for _ in range(40)), *tokenizer.encode(" cd")]
+    params = SamplingParams(max_tokens=99, stop=("b cd",), ignore_eos=True)
+    assert stopping.stops(spread, params)
+    assert stopping.finish(spread, params) == ("a", "stop")
     (cut,) = llm.generate(prompt, SamplingParams(max_tokens=8, temperature=0, stop=("ris.",)))[0].outputs
     assert (cut.text, cut.finish_reason) == (" Pa", "stop")
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from engine.core import free_queue
 from engine.core.allocator import NO_HIT, Grant
 from engine.core.block_pool import BlockPool
 from tests.engine.core.serving import admit, decode, paged, request, served
@@ -180,3 +183,28 @@ def test_the_pool_check_finds_a_block_that_is_free_and_in_use():
     pool.queue.push_front([2])
     with pytest.raises(AssertionError, match="with references"):
         pool.check()
+
+
+def test_a_prefix_that_is_hit_again_and_again_leaves_no_places_behind():
+    """Hits take blocks out of the free queue's middle; what they leave there does not pile up."""
+    allocator = paged(400)
+    for _ in range(3_000):
+        served(allocator, range(39), limit=1)
+    queue = allocator.pool.queue
+    kept = sum(len(segment.blocks) for segment in queue.back())
+    assert kept <= 2 * queue.num_at_back + 1_024
+    assert len(queue.order()) == len(queue) == 400
+    allocator.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_clearing_places_away_changes_no_order(seed, monkeypatch):
+    def lives(most_gone):
+        monkeypatch.setattr(free_queue, "MOST_GONE", most_gone)
+        rng, allocator, orders = Random(seed), paged(30), []
+        for _ in range(80):
+            served(allocator, [rng.randrange(2) for _ in range(rng.randint(1, 60))], limit=1)
+            orders.append(allocator.pool.free_queue())
+        return orders
+
+    assert lives(0) == lives(1 << 30)

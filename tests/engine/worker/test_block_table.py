@@ -145,7 +145,6 @@ def test_what_a_commit_sends_does_not_depend_on_the_width(width):
 
 def test_more_than_one_upload_holds_goes_in_rounds(monkeypatch):
     monkeypatch.setattr(module, "PAIRS_AT_ONCE", 5)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     table = BlockTable(3, 8, 4)
     for row in range(3):
         table.add_row(row, [10 * row + index for index in range(8)])

@@ -59,7 +59,12 @@ def test_content_that_names_outputs_forces_them():
 
 @pytest.mark.parametrize(
     "tokens, complaint",
-    [([1, 2], "2 tokens are given for a prompt of 3"), ([1, VOCAB, 2], "token 1000 at position 1"), ([0, 1, -1], "-1")],
+    [
+        ([1, 2, 3, VOCAB], "token 1000 at position 3"),
+        ([1, 2], "2 tokens are given for a prompt of 3"),
+        ([1, VOCAB, 2], "token 1000 at position 1"),
+        ([0, 1, -1], "-1"),
+    ],
 )
 def test_impossible_tokens_are_refused(tokens, complaint):
     with pytest.raises(ValueError, match=complaint):

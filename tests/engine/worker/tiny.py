@@ -21,8 +21,9 @@ from engine.model.architecture import architecture_of
 from engine.model.decoder import Decoder
 from engine.model.ops import TorchOps
 from engine.model.random_weights import random_weights
-from engine.worker.executor import Limits, ModelExecutor
+from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import KVMemory
+from engine.worker.limits import Limits
 
 VOCAB, LONGEST = 96, 64
 ON_DEVICE = os.environ.get("PAGELAB_GPU") == "1"
