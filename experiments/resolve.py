@@ -285,9 +285,16 @@ def see_own_modules() -> None:
         sys.path.insert(0, here)
 
 
+NEWER_KEYS = {"workload.repeat": False, "scheduler.batching": "iteration"}
+"""Keys that came when there were stored results already: at their defaults they are not part of the hash."""
+
+
 def config_sha256(config: Config, arriving: Arriving) -> str:
     """The same for the same numbers: what arrives counts by content, not by path."""
     flat = flatten(dump(config))
     flat.pop("workload.lengths", None)
+    for key, default in NEWER_KEYS.items():
+        if flat.get(key) == default:
+            del flat[key]
     flat["workload.trace"] = arriving.provenance.get("sha256_by_seed", arriving.provenance["sha256"])
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()

@@ -87,6 +87,7 @@ def test_each_allocator_has_its_okabe_ito_colour():
         "orca-pow2": "#E69F00",
         "orca-oracle": "#CC79A7",
         "paged": "#0072B2",
+        "fastertransformer": "#000000",
     }
 
 
