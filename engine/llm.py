@@ -16,13 +16,14 @@ from engine.attention.block_size import resolve_block_size
 from engine.core.allocator import MAX_BLOCKS
 from engine.core.content import TokenContent
 from engine.core.limits import SchedulerConfig
+from engine.core.progress import Progress
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import step
 from engine.sampling_params import SamplingParams
 from engine.stopping import Stopping
-from engine.worker.budget import DEFAULT_UTILIZATION, EngineError
+from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget
 from engine.worker.engine import Engine, EngineConfig
 from engine.worker.kv_memory import Kernel
 from engine.worker.limits import Limits
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 SEED_MASK = (1 << 63) - 1
-MOST_IDLE_STEPS = 2
-"""Steps without a request, one after the other, that a sound allocator never makes."""
 CPU_KV_BYTES = 4 << 30
 """What K and V take on a CPU at most, where nobody says (vLLM's default there)."""
 
@@ -107,7 +106,8 @@ class LLM:
         self._rules = _rules_of(self.engine, asked, chunked_prefill=enable_chunked_prefill)
         longest, backend = self._rules.max_model_len, self.engine.backend
         size, self.block_size_reason = resolve_block_size(backend, block_size, longest, max_num_seqs)
-        blocks = _capacity(self.engine, size, num_blocks, kv_tokens, gpu_memory_utilization)
+        blocks, self.budget = _capacity(self.engine, size, num_blocks, kv_tokens, gpu_memory_utilization)
+        """`budget`: None where the capacity is pinned."""
         self.pool = PoolConfig(blocks, size, longest, enable_caching=enable_prefix_caching)
         self.allocator_name, self._kernel = allocator, kernel
         self._stopping = Stopping(self.engine.architecture.eos_token_ids, self.engine.model.tokenizer)
@@ -208,14 +208,12 @@ class LLM:
         self._asked = {one.request.request_id: one for one in asked}
         for one in asked:
             scheduler.add(one.request)
-        idle = 0
+        progress = Progress(scheduler)
         while scheduler.running or scheduler.waiting:
             batch = step(scheduler, executor).batch
             self.num_preemptions += len(batch.preempted)
-            idle = 0 if batch.num_seqs else idle + 1
-            if idle > MOST_IDLE_STEPS:
-                head = scheduler.waiting.head()
-                raise EngineError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
+            if batch.preempted or not batch.num_seqs:
+                progress.watch(batch)
         self._asked = {}
         self._interrupted = False
 
@@ -267,23 +265,23 @@ def _rules_of(engine: Engine, asked: Limits, *, chunked_prefill: bool) -> Schedu
 
 def _capacity(
     engine: Engine, block_size: int, num_blocks: int | None, kv_tokens: int | None, utilization: float
-) -> int:
-    """Blocks that requests can hold: pinned, or what the device has left."""
+) -> tuple[int, KVBudget | None]:
+    """Blocks that requests can hold: pinned, or what the device has left, and how that was found."""
     if num_blocks is not None and kv_tokens is not None:
         raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
     for name, value in (("num_blocks", num_blocks), ("kv_tokens", kv_tokens)):
         if value is not None and not isinstance(value, int):
             raise EngineError(f"{name}: expected a whole number, got {value!r}")
     if kv_tokens is not None:
-        return kv_tokens // block_size
+        return kv_tokens // block_size, None
     if num_blocks is not None:
-        return num_blocks
-    fits = engine.budget(block_size, utilization=utilization).num_blocks - 1
-    if engine.device.type == "cpu":
-        fits = min(fits, max(CPU_KV_BYTES // engine.block_bytes(block_size), 1))
-    limits = engine.limits
-    useful = limits.max_num_seqs * -(-limits.max_model_len // block_size)
-    return min(fits, MAX_BLOCKS) if engine.device.type == "cuda" else min(fits, useful, MAX_BLOCKS)
+        return num_blocks, None
+    budget = engine.budget(block_size, utilization=utilization)
+    fits = min(budget.num_blocks - 1, MAX_BLOCKS)
+    if engine.device.type == "cpu":  # shared with everything else: no more than all rows can use at once, and a limit
+        rows, longest = engine.limits.max_num_seqs, engine.limits.max_model_len
+        fits = min(fits, rows * -(-longest // block_size), max(CPU_KV_BYTES // engine.block_bytes(block_size), 1))
+    return fits, budget
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -142,6 +142,7 @@ def _print(llm: LLM, answers: Sequence[RequestOutput], took: float, *, as_json: 
     if as_json:
         pool = {"allocator": llm.allocator_name, "block_size": llm.pool.block_size, "why": llm.block_size_reason}
         pool["num_blocks"] = llm.pool.capacity_blocks
+        pool["budget"] = llm.budget and asdict(llm.budget)
         answered = [asdict(answer) for answer in answers]
         say_json({"engine": llm.engine.provenance, "pool": pool, "answers": answered, "seconds": took})
         return

@@ -13,30 +13,22 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from engine.core.step import Cut, horizon
+from engine.core.progress import Progress
+from engine.core.step import Cut, execute, horizon
 from sim.coast import Coast
 from sim.cost_executor import CostExecutor
 
 if TYPE_CHECKING:
-    from engine.core.batch import Batch
     from engine.core.executor import Executor
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.recorder import Recorder
-
-MAX_FRUITLESS_PREEMPTIONS = 1_000
-"""Preemptions of one request without a new token in between that count as livelock."""
-
 
 NEVER = 1 << 100
 """A picosecond that does not come."""
 
 TURNS_TO_TELL = 1_024
 """Turns between two calls of `on_turn`, at least."""
-
-
-class LivelockError(RuntimeError):
-    """The loop makes no progress: a bug of a scheduler or an allocator, reported instead of spinning."""
 
 
 class Arrivals:
@@ -98,8 +90,7 @@ class Replay:
         self._coast: Coast | None = None
         if cut is None and isinstance(executor, CostExecutor):
             self._coast = Coast(scheduler, executor, recorder)
-        self._stuck = 0
-        self._fruitless: dict[Request, tuple[int, int]] = {}
+        self._progress = Progress(scheduler)
 
     def run(self) -> int:
         """Replays to the end and returns the last picosecond of simulated time."""
@@ -145,15 +136,11 @@ class Replay:
             else:
                 batch = scheduler.schedule(self._horizon(now, end) if asks else 1)
                 if batch.preempted or not batch.num_seqs:
-                    self._watch_progress(batch)
+                    self._progress.watch(batch)
                     if not batch.num_seqs:
                         recorder.moved(now, batch)
                         continue
-                self._stuck = 0
-                pending = self._executor.submit(batch)
-                if pending.running:
-                    scheduler.look_ahead()
-                result = pending.result()
+                result = execute(scheduler, self._executor, batch)
                 recorder.record(now, batch, result, arrivals.next_time)
                 now += result.duration
                 if now > end:
@@ -179,20 +166,6 @@ class Replay:
                 return 1
         away = None if until == NEVER else until - now
         return horizon(scheduler, self._executor, away, None if end == NEVER else end - now, self._cut)
-
-    def _watch_progress(self, batch: Batch) -> None:
-        """Raises where a broken scheduler or allocator would spin for ever."""
-        if not batch.num_seqs:
-            self._stuck += 1
-            if self._stuck > 2:
-                head = self._scheduler.waiting.head()
-                raise LivelockError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
-        for request, _ in batch.preempted:
-            tokens, count = self._fruitless.get(request, (-1, 0))
-            count = count + 1 if tokens == request.num_tokens else 1
-            self._fruitless[request] = (request.num_tokens, count)
-            if count > MAX_FRUITLESS_PREEMPTIONS:
-                raise LivelockError(f"{request} was preempted {count} times without a new token")
 
 
 def _next_event(env: simpy.Environment) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.core.batch import StepResult
+
 if TYPE_CHECKING:
-    from engine.core.batch import Batch, StepResult
+    from engine.core.batch import Batch
     from engine.core.executor import Executor
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
@@ -45,11 +47,22 @@ def horizon(
     return steps if cut is None or steps == 1 else max(1, min(steps, cut(steps)))
 
 
-def step(scheduler: Scheduler, executor: Executor, *, until: int | None = None, cut: Cut | None = None) -> Stepped:
-    """One whole turn, for loops that need no look between its parts."""
-    batch = scheduler.schedule(horizon(scheduler, executor, until=until, cut=cut))
+NOTHING = StepResult(0, 0)
+"""Of a batch in which nobody runs: everybody was preempted, and the next one admits again."""
+
+
+def execute(scheduler: Scheduler, executor: Executor, batch: Batch) -> StepResult:
+    """Runs a batch; while it runs elsewhere, the scheduler does what the next ones would do first."""
     pending = executor.submit(batch)
     if pending.running:
         scheduler.look_ahead()
-    result = pending.result()
+    return pending.result()
+
+
+def step(scheduler: Scheduler, executor: Executor, *, until: int | None = None, cut: Cut | None = None) -> Stepped:
+    """One whole turn, for loops that need no look between its parts."""
+    batch = scheduler.schedule(horizon(scheduler, executor, until=until, cut=cut))
+    if not batch.num_seqs:
+        return Stepped(batch, NOTHING, [])
+    result = execute(scheduler, executor, batch)
     return Stepped(batch, result, scheduler.update(batch, result))

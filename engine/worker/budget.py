@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -31,10 +30,6 @@ class KVBudget:
     block_bytes: int
     num_blocks: int
     """Blocks of the KV tensor, the null block included."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:

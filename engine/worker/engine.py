@@ -14,6 +14,7 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.layouts import KVLayout
+from engine.attention.metadata import AttentionMetadata
 from engine.attention.registry import get_backend
 from engine.core import catalogue
 from engine.core.suggestion import unknown_name
@@ -234,8 +235,6 @@ def backend_of(config: EngineConfig, device: torch.device) -> type[AttentionBack
     backend = get_backend(("triton" if device.type == "cuda" else "reference") if name == "auto" else name)
     if why := backend.unavailable_because():
         raise EngineError(f"attention backend {backend.get_name()}: {why}")
-    from engine.attention.metadata import AttentionMetadata
-
     if backend.get_metadata_cls() is not AttentionMetadata:
         raise EngineError(f"attention backend {backend.get_name()}: the engine has no metadata for it: use reference")
     return backend

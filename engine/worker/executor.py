@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.core.batch import StepResult
@@ -18,7 +19,7 @@ from engine.worker.block_table import BlockTable
 from engine.worker.decode_step import DecodeStep
 from engine.worker.limits import Limits
 from engine.worker.mixed_step import MixedInputs, MixedStep
-from engine.worker.ran import Ran, RowSampling
+from engine.worker.ran import SAMPLING_DTYPES, Ran, RowSampling
 from engine.worker.rows import BatchRows
 from engine.worker.staging import RowState
 from engine.worker.step_clock import PS_PER_NS, DeviceClock, HostClock, StepTime
@@ -74,7 +75,6 @@ class ModelExecutor:
         size = allocator.block_size
         width = -(-limits.max_model_len // size)
         self.kv = kv
-        self.decoder = decoder
         self.table = BlockTable(limits.max_num_seqs, width, size, device)
         self.rows = BatchRows(self.table)
         self.state = RowState(limits.max_num_seqs, device)
@@ -220,7 +220,7 @@ class ModelExecutor:
         cpu["last_tokens"][:count] = [self._tokens[request].kept[-1] for request in requests]
         cpu["seq_lens"][:count] = [request.base + clock - 1 for request in requests]
         if self._sampling:
-            for name, values in zip(("temperature", "seeds", "top_k", "top_p"), self._rows_of(requests), strict=True):
+            for name, values in zip(SAMPLING_DTYPES, self._columns(requests), strict=True):
                 cpu[name][:count] = values
         self.state.upload()
         self._fresh = True
@@ -243,7 +243,7 @@ class ModelExecutor:
             seq_lens=np.array(lens, np.int64),
             num_decodes=count,
             sampled_rows=np.array([*range(count), *(count + index for index in complete)], np.int64),
-            sampling=self._rows_of(sampling) if self._sampling else (),
+            sampling=self._columns(sampling) if self._sampling else RowSampling.columns(()),
             filtered=self._filtered(sampling),
         )
         logits = self.mixed.run(inputs)
@@ -263,10 +263,8 @@ class ModelExecutor:
     def _filtered(self, requests: list[Request]) -> bool:
         return bool(self._sampling) and any(self._sampling[request].filtered for request in requests)
 
-    def _rows_of(self, requests: list[Request]) -> list[np.ndarray[tuple[int], np.dtype[np.generic]]]:
-        rows = [self._sampling[request] for request in requests]
-        types = (np.float32, np.int64, np.int32, np.float32)
-        return [np.array([row[i] for row in rows], dtype) for i, dtype in enumerate(types)]
+    def _columns(self, requests: list[Request]) -> list[npt.NDArray[np.generic]]:
+        return RowSampling.columns([self._sampling[request] for request in requests])
 
     # after the step -----------------------------------------------------------------------------------------------
 

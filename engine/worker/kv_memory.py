@@ -110,11 +110,6 @@ class KVMemory:
         self.backend.copy_blocks(self.caches, torch.tensor(pairs, dtype=torch.int64).to(device), self.layout)
 
     @property
-    def num_bytes(self) -> int:
-        """Of all layers."""
-        return sum(cache.numel() * cache.element_size() for cache in self.caches)
-
-    @property
     def data_ptrs(self) -> list[int]:
         """Address of every layer's cache: they never change."""
         return [cache.data_ptr() for cache in self.caches]

@@ -20,6 +20,7 @@ from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.model.sampling import SamplingTensors
 from engine.worker.captured import CapturedSteps
 from engine.worker.kv_memory import SplitMetadata
+from engine.worker.ran import RowSampling
 from engine.worker.sampler import sample_tokens
 from engine.worker.staging import StagingBuffer
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from engine.worker.limits import Limits
 
 Int64s = npt.NDArray[np.int64]
-GREEDY_FILL = (0.0, 0, 0, 1.0)
-"""temperature, seed, top_k, top_p of a row that is not there."""
 
 
 def buckets(max_num_batched_tokens: int) -> list[int]:
@@ -53,8 +52,8 @@ class MixedInputs:
     num_decodes: int
     sampled_rows: Int64s
     """Rows [N] of which a token is sampled: all that decode, and the chunks that reach their last token."""
-    sampling: Sequence[npt.NDArray[Any]] = ()
-    """temperature, seeds, top_k, top_p [N] each; empty: greedy."""
+    sampling: Sequence[npt.NDArray[Any]]
+    """`RowSampling.columns`, [N] each, or of nobody: greedy."""
     filtered: bool = False
 
 
@@ -134,7 +133,6 @@ class MixedStep:
         last = ends[inputs.sampled_rows] - 1
         total = len(rows)
         starts = np.concatenate(([n], ends[n:]))
-        sampling = inputs.sampling or [np.zeros(0, dtype) for dtype in SAMPLING_TYPES]
         self._views = self._staging.send(
             [
                 _fill(inputs.tokens, sizes.tokens, 0),
@@ -146,7 +144,7 @@ class MixedStep:
                 _fill(lens[:n], sizes.decodes, 0).astype(np.int32),
                 _fill(starts, sizes.chunks + 1, total).astype(np.int32),
                 _fill(lens[n:], sizes.chunks, 0).astype(np.int32),
-                *(_fill(x, sizes.samples, fill) for x, fill in zip(sampling, GREEDY_FILL, strict=True)),
+                *(_fill(x, sizes.samples, fill) for x, fill in zip(inputs.sampling, RowSampling(), strict=True)),
             ]
         )
 
@@ -179,9 +177,6 @@ class MixedStep:
         return logits
 
 
-SAMPLING_TYPES = (np.float32, np.int64, np.int32, np.float32)
-
-
 def _fill(values: npt.NDArray[Any], size: int, fill: float) -> npt.NDArray[Any]:
     """`size` elements: the values, then the fill."""
     if len(values) == size:
@@ -194,4 +189,4 @@ def _fill(values: npt.NDArray[Any], size: int, fill: float) -> npt.NDArray[Any]:
 def _nothing() -> MixedInputs:
     """A step without tokens: what is captured before the first request."""
     none = np.zeros(0, np.int64)
-    return MixedInputs(none, none, none, 0, none)
+    return MixedInputs(none, none, none, 0, none, RowSampling.columns(()))

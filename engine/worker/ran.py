@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from engine.worker.tokens import RequestTokens
 
 
+SAMPLING_DTYPES = {"temperature": np.float32, "seeds": np.int64, "top_k": np.int32, "top_p": np.float32}
+"""Of `RowSampling`'s fields, in order, under the names that they have as tensors (`engine.model.sampling`)."""
+
+
 class RowSampling(NamedTuple):
     """How one request samples; temperature 0: the likeliest token."""
 
@@ -22,6 +26,11 @@ class RowSampling(NamedTuple):
     top_k: int = 0
     """0: all tokens."""
     top_p: float = 1.0
+
+    @classmethod
+    def columns(cls, rows: Sequence[RowSampling]) -> list[npt.NDArray[np.generic]]:
+        """Field by field, as the device has them (see `SAMPLING_DTYPES`)."""
+        return [np.array([row[i] for row in rows], dtype) for i, dtype in enumerate(SAMPLING_DTYPES.values())]
 
     @property
     def filtered(self) -> bool:

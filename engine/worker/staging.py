@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.worker.ran import SAMPLING_DTYPES
+
 ALIGNMENT = 16
 """Bytes: what vector loads and TMA want."""
 Array = npt.NDArray[Any]
@@ -76,10 +78,7 @@ class RowState:
         ("num_rows", np.int32),
         ("last_tokens", np.int32),
         ("seq_lens", np.int32),
-        ("seeds", np.int64),
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float32),
+        *SAMPLING_DTYPES.items(),
     )
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 
 from engine.core.content import TokenContent
 from engine.core.limits import SchedulerConfig
+from engine.core.progress import Progress
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.step import execute
 from experiments.bench.engine_rows import BatchRun, Row, Step, line_of, row_of
 from experiments.exits import DeviceMissing
 from experiments.provenance import without_folders
@@ -230,20 +232,18 @@ def stepping(
     scheduler: Scheduler, executor: ModelExecutor, before: Callable[[int, Batch], None] | None = None
 ) -> Iterator[Step]:
     """Steps until nobody runs or waits. `before` is told the number of each step that is about to run."""
-    number = 0
+    number, progress = 0, Progress(scheduler)
     while scheduler.running or scheduler.waiting:
         start = time.perf_counter_ns()
         batch = scheduler.schedule()
         decided = time.perf_counter_ns()
-        if not batch.num_seqs:
-            assert batch.preempted, f"nothing runs and nothing is preempted: {batch.head_refusal}"
-            continue  # everyone was preempted: the next call admits again
+        if batch.preempted or not batch.num_seqs:
+            progress.watch(batch)
+            if not batch.num_seqs:
+                continue  # everyone was preempted: the next call admits again
         if before is not None:
             before(number, batch)
-        pending = executor.submit(batch)
-        if pending.running:
-            scheduler.look_ahead()
-        result = pending.result()
+        result = execute(scheduler, executor, batch)
         ran = time.perf_counter_ns()
         scheduler.update(batch, result)
         number += 1

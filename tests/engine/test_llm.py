@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="the engine computes on torch tensor
 
 from engine.core.allocator import NO_HIT, Reason, Refusal  # noqa: E402
 from engine.core.paged import PagedAllocator  # noqa: E402
+from engine.core.progress import LivelockError  # noqa: E402
 from engine.core.request import Request  # noqa: E402
 from engine.core.step import step  # noqa: E402
 from engine.llm import LLM  # noqa: E402
@@ -176,7 +177,7 @@ class Stingy(PagedAllocator):
 
 
 def test_an_allocator_that_refuses_for_ever_is_an_error_and_no_endless_loop(model):
-    with pytest.raises(EngineError, match=r"nothing runs and Request.* is refused for ever"):
+    with pytest.raises(LivelockError, match=r"nothing runs and Request.* is refused for ever"):
         made(model, allocator=f"{__name__}:Stingy").generate(PROMPTS, GREEDY)
 
 

@@ -33,7 +33,8 @@ def test_one_json_object_says_tokens_engine_and_pool(model, capsys):
     assert [[len(one["token_ids"]) for one in answer["outputs"]] for answer in said["answers"]] == [[5, 5], [5, 5]]
     assert said["engine"]["device_type"] == "cpu"
     assert said["engine"]["weights"]["seed"] == 1
-    assert said["pool"] == {"allocator": "paged", "block_size": 4, "why": "as requested", "num_blocks": 20}
+    pool = {"allocator": "paged", "block_size": 4, "why": "as requested", "num_blocks": 20, "budget": None}
+    assert said["pool"] == pool
 
 
 def test_a_configuration_stands_for_its_folder(model, capsys):

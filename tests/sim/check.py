@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sim.replay import LivelockError
+from engine.core.progress import LivelockError
 from tests.sim.cases import STEP, Case, Watched, differences, play, random_cuts
 from tests.sim.naive import naively
 

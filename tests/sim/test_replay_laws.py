@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from engine.core.allocator import Reason, Refusal
 from engine.core.limits import SchedulerConfig
 from engine.core.paged import PagedAllocator
+from engine.core.progress import LivelockError
 from engine.core.registry import PoolConfig
 from sim import integrals as at
 from sim.cost import LinearModel
 from sim.cost_executor import CostExecutor
 from sim.pool_state import PoolState
-from sim.replay import LivelockError
 from sim.simulate import Run, RunSpec, simulate
 from tests.sim.cases import CONTIGUOUS, US, Case, play, random_case
 from tests.sim.planting import instead

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.progress import LivelockError
 from sim import integrals as at
-from sim.replay import LivelockError
 from sim.shadow import ShadowExecutor
 from tests.sim.cases import FITS, Case, Watched, differences, play, random_case
 from tests.sim.check import check_case
