@@ -13,7 +13,7 @@ import triton.language as tl
 
 from engine.attention.kernels.device import multiprocessors
 from engine.model.kernels.inputs import check_dense, check_floats
-from engine.model.kernels.launching import launch_options, on_device, overlaps
+from engine.model.kernels.launching import on_device
 
 THREAD_ELEMENTS = 8
 """Elements of each half for each thread: a vector of 16 bytes of a 2-byte type."""
@@ -23,10 +23,8 @@ MANY_ELEMENTS = 2_048
 
 
 @triton.jit
-def gate_kernel(GATE_UP, OUT, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Grid (T, ceil(COLUMNS / BLOCK)). GATE_UP [T, 2 * COLUMNS]; EARLY as in norm_kernel."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+def gate_kernel(GATE_UP, OUT, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (T, ceil(COLUMNS / BLOCK)). GATE_UP [T, 2 * COLUMNS]."""
     row = tl.program_id(0).to(tl.int64) * COLUMNS
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < COLUMNS
@@ -36,7 +34,7 @@ def gate_kernel(GATE_UP, OUT, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EARLY:
     tl.store(OUT + row + columns, gated.to(OUT.dtype.element_ty), mask=mask)
 
 
-def silu_gate(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, early: bool = False) -> torch.Tensor:
+def silu_gate(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) * up of gate_up [T, 2I] = [gate | up], in float32 inside; returns `out` [T, I].
 
     `out` shares no memory with gate_up. ValueError before anything is launched.
@@ -51,15 +49,15 @@ def silu_gate(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, early: 
         check_dense("out", out, (num_tokens, columns), gate_up.dtype, gate_up)
     if num_tokens and columns:
         enough = num_tokens * columns >= MANY_ELEMENTS * multiprocessors(gate_up.device)
-        options = gate_options(columns, MANY_ELEMENTS if enough else FEW_ELEMENTS, overlaps(early, gate_up))
+        options = gate_options(columns, MANY_ELEMENTS if enough else FEW_ELEMENTS)
         with on_device(gate_up):
             gate_kernel[(num_tokens, -(-columns // options["BLOCK"]))](gate_up, out, **options)
     return out
 
 
 @functools.cache
-def gate_options(columns: int, elements: int, early: bool) -> dict[str, Any]:
+def gate_options(columns: int, elements: int) -> dict[str, Any]:
     """What is compiled into gate_kernel for programs of up to so many elements."""
     block = min(elements, triton.next_power_of_2(columns))
     num_warps = min(4, max(1, block // (32 * THREAD_ELEMENTS)))
-    return {"COLUMNS": columns, "BLOCK": block, **launch_options(num_warps, early)}
+    return {"COLUMNS": columns, "BLOCK": block, "num_warps": num_warps}

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.model.kernels.inputs import check_dense, check_floats
-from engine.model.kernels.launching import launch_options, on_device, overlaps
+from engine.model.kernels.launching import on_device
 
 MAX_COLUMNS = 32_768
 """A row is one program's: 32 elements a thread at most."""
@@ -22,19 +22,11 @@ THREAD_ELEMENTS = 16
 
 
 @triton.jit
-def norm_kernel(
-    X, RESIDUAL, WEIGHT, OUT, eps,
-    E: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Grid (T,): a row a program. OUT may be X: a row is read before it is written. ADD: RESIDUAL += X first.
-
-    EARLY: the launch overlaps the end of the kernel before it, whose output is touched behind the wait only.
-    """
+def norm_kernel(X, RESIDUAL, WEIGHT, OUT, eps, E: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+    """Grid (T,): a row a program. OUT may be X: a row is read before it is written. ADD: RESIDUAL += X first."""
     columns = tl.arange(0, BLOCK)
     mask = columns < E
     weight = tl.load(WEIGHT + columns, mask=mask, other=0.0).to(tl.float32)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * E
     x = tl.load(X + row + columns, mask=mask, other=0.0).to(tl.float32)
     if ADD:
@@ -53,7 +45,6 @@ def rms_norm(
     out: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
-    early: bool = False,
 ) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of each row of x [T, E], weight [E], in float32 inside.
 
@@ -74,15 +65,15 @@ def rms_norm(
         check_dense("out", out, (num_tokens, columns), x.dtype, x)
     if num_tokens:
         added = residual is not None
-        options = norm_options(columns, added, overlaps(early, x))
+        options = norm_options(columns, added)
         with on_device(x):
             norm_kernel[(num_tokens,)](x, residual if added else x, weight, out, eps, **options)
     return out
 
 
 @functools.cache
-def norm_options(columns: int, added: bool, early: bool) -> dict[str, Any]:
+def norm_options(columns: int, added: bool) -> dict[str, Any]:
     """What is compiled into norm_kernel for rows of so many columns."""
     block = triton.next_power_of_2(columns)
     num_warps = min(32, max(1, block // (32 * THREAD_ELEMENTS)))
-    return {"E": columns, "BLOCK": block, "ADD": added, **launch_options(num_warps, early)}
+    return {"E": columns, "BLOCK": block, "ADD": added, "num_warps": num_warps}

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from engine.attention.checks import shown
 from engine.model.kernels.inputs import check_dense, check_floats, described
-from engine.model.kernels.launching import launch_options, on_device, overlaps
+from engine.model.kernels.launching import on_device
 
 PROGRAM_ELEMENTS = 1_024
 """Elements of each half of the heads of a program."""
@@ -29,15 +29,13 @@ THREAD_ELEMENTS = 8
 def rotate_kernel(
     QKV, COS_SIN, POSITIONS, SLOTS, K_CACHE, V_CACHE, Q_NORM, K_NORM, kv_b, kv_t, kv_h, eps,
     H: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, BLOCK_HALF: tl.constexpr, FIRST: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, ceil((H + 2 KH - FIRST) / HEADS)): HEADS heads of a token a program, queries, then keys, then values.
 
-    FIRST: the first head with work, H where queries stay as they are. EARLY as in norm_kernel.
+    FIRST: the first head with work, H where queries stay as they are.
     """
     half: tl.constexpr = D // 2
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0)
     slot = tl.load(SLOTS + token)
     heads = (FIRST + tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -104,7 +102,6 @@ def rotate_and_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
-    early: bool = False,
 ) -> torch.Tensor:
     """Queries [T, H, D] of qkv [T, (H + 2 KH) * D], normalised and turned in place; keys and values to their slots.
 
@@ -118,9 +115,7 @@ def rotate_and_write(
     normalises = check_norms(qkv, q_norm, k_norm, head_size)
     num_tokens = qkv.shape[0]
     if num_tokens:
-        options = rotate_options(
-            num_heads, num_kv_heads, head_size, block_size, cos_sin is not None, normalises, overlaps(early, qkv)
-        )
+        options = rotate_options(num_heads, num_kv_heads, head_size, block_size, cos_sin is not None, normalises)
         programs = -(-(num_heads + 2 * num_kv_heads - options["FIRST"]) // options["HEADS"])
         with on_device(qkv):
             rotate_kernel[(num_tokens, programs)](
@@ -184,13 +179,7 @@ def check_norms(qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Te
 
 @functools.cache
 def rotate_options(
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    block_size: int,
-    rotates: bool,
-    normalises: bool,
-    early: bool,
+    num_heads: int, num_kv_heads: int, head_size: int, block_size: int, rotates: bool, normalises: bool
 ) -> dict[str, Any]:
     """What is compiled into rotate_kernel."""
     first = 0 if rotates or normalises else num_heads
@@ -208,5 +197,5 @@ def rotate_options(
         "BLOCK_SIZE": block_size,
         "ROTATE": rotates,
         "NORM": normalises,
-        **launch_options(num_warps, early),
+        "num_warps": num_warps,
     }

@@ -31,7 +31,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _NO_ID = tl.constexpr(2**31 - 1)
 
 
-@triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=["IDS"])
+@triton.jit(do_not_specialize=["tiles"])
 def part_kernel(
     LOGITS, TEMPERATURE, SEEDS, POSITIONS, SCORES, IDS, tiles,
     V: tl.constexpr, TILE: tl.constexpr, APPROXIMATE: tl.constexpr,
@@ -118,7 +118,7 @@ def _first_of_best(scores, ids):
     return best, tl.min(tl.where(scores == best, ids, _NO_ID), 0)
 
 
-@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["IDS"])
+@triton.jit(do_not_specialize=["parts"])
 def best_kernel(SCORES, IDS, OUT, parts, PARTS: tl.constexpr):
     """Grid (S,): the best of a row's parts."""
     seq = tl.program_id(0)
@@ -130,56 +130,35 @@ def best_kernel(SCORES, IDS, OUT, parts, PARTS: tl.constexpr):
     tl.store(OUT + seq, token)
 
 
-def sample_fused(
-    logits: torch.Tensor,
-    params: SamplingTensors,
-    positions: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    workspace: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Token ids [S] int32 of logits [S, V] after positions [S] int64: `sample`, but top-k and top-p are not read.
+def sample_fused(logits: torch.Tensor, params: SamplingTensors, positions: torch.Tensor, out: torch.Tensor) -> None:
+    """Token ids into `out` [S] int32, of logits [S, V] after positions [S] int64: `sample` without top-k and top-p.
 
-    Where some row has them, pass `mask_filtered(logits, params)`. Returns `out`, written in place. `workspace`: float32
-    of `sample_workspace(...)` elements, else allocated. Waits for nothing: a call can be captured in a CUDA graph.
-    ValueError before anything is launched.
+    Where some row has them, pass `mask_filtered(logits, params)`. Waits for nothing: a call can be captured in a CUDA
+    graph. ValueError before anything is launched.
     """
     num_seqs, vocab_size = logits.shape
-    _check(logits, params, positions)
-    if out is None:
-        out = torch.empty(num_seqs, dtype=torch.int32, device=logits.device)
-    else:
-        check_dense("out", out, (num_seqs,), torch.int32, logits)
-    floats = sample_workspace(num_seqs, vocab_size, logits.device)
-    if workspace is None:
-        workspace = torch.empty(floats, dtype=torch.float32, device=logits.device)
-    check_dense("workspace", workspace[:floats], (floats,), torch.float32, logits)
-    if num_seqs:
-        _launch(logits, params, positions, out, workspace)
-    return out
-
-
-def _launch(
-    logits: torch.Tensor, params: SamplingTensors, positions: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor
-) -> None:
-    num_seqs, vocab_size = logits.shape
+    _check(logits, params, positions, out)
+    if not num_seqs:
+        return
     tiles, parts = cut(num_seqs, vocab_size, multiprocessors(logits.device))
-    ids = workspace.view(torch.int32)[num_seqs * parts :]
+    scores = torch.empty(num_seqs, parts, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(num_seqs, parts, dtype=torch.int32, device=logits.device)
     with on_device(logits):
         part_kernel[(num_seqs, parts)](
-            logits, params.temperature, params.seeds, positions, workspace, ids, tiles, V=vocab_size, TILE=TILE,
+            logits, params.temperature, params.seeds, positions, scores, ids, tiles, V=vocab_size, TILE=TILE,
             APPROXIMATE=not interpreted(part_kernel), num_warps=4,
         )  # fmt: skip
-        best_kernel[(num_seqs,)](workspace, ids, out, parts, PARTS=MAX_PARTS, num_warps=2)
+        best_kernel[(num_seqs,)](scores, ids, out, parts, PARTS=MAX_PARTS, num_warps=2)
 
 
-def _check(logits: torch.Tensor, params: SamplingTensors, positions: torch.Tensor) -> None:
+def _check(logits: torch.Tensor, params: SamplingTensors, positions: torch.Tensor, out: torch.Tensor) -> None:
     num_seqs, vocab_size = logits.shape
     check_floats("logits", logits)
     check_dense("logits", logits, (num_seqs, vocab_size), logits.dtype, logits)
     check_dense("temperature", params.temperature, (num_seqs,), torch.float32, logits)
     check_dense("seeds", params.seeds, (num_seqs,), torch.int64, logits)
     check_dense("positions", positions, (num_seqs,), torch.int64, logits)
+    check_dense("out", out, (num_seqs,), torch.int32, logits)
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
         raise ValueError(f"logits: expected a vocabulary of 1 to {MAX_VOCAB_SIZE}, got {vocab_size}")
 
@@ -187,11 +166,6 @@ def _check(logits: torch.Tensor, params: SamplingTensors, positions: torch.Tenso
 def cut(num_seqs: int, vocab_size: int, num_sms: int) -> tuple[int, int]:
     """(tiles of a part, parts of a row): as many programs as fill the device, where there are as many tiles."""
     all_tiles = -(-vocab_size // TILE)
-    parts = min(MAX_PARTS, all_tiles, max(1, -(-PROGRAMS_PER_SM * num_sms // max(1, num_seqs))))
+    parts = min(MAX_PARTS, all_tiles, -(-PROGRAMS_PER_SM * num_sms // num_seqs))
     tiles = -(-all_tiles // parts)
     return tiles, -(-all_tiles // tiles)
-
-
-def sample_workspace(num_seqs: int, vocab_size: int, device: torch.device) -> int:
-    """float32 elements that `sample_fused` needs between its launches: a score and an id a part."""
-    return 2 * num_seqs * cut(num_seqs, vocab_size, multiprocessors(device))[1]

@@ -15,13 +15,9 @@ class TritonOps:
     Activations are contiguous; sums, squares and rotations are in float32 whatever the type, rounded once at the end.
     """
 
-    def __init__(self, *, early: bool = False) -> None:
-        """`early`: kernels are launched before the one that they wait for has ended, where the device can do so."""
-        self._early = early
-
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:
         """RMSNorm of the rows of x [T, E]; see `rms_norm`."""
-        return rms_norm(x, weight, eps, out, early=self._early)
+        return rms_norm(x, weight, eps, out)
 
     def add_norm(
         self,
@@ -32,7 +28,7 @@ class TritonOps:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """residual [T, E] += x in place; returns the RMSNorm of the sum as stored."""
-        return rms_norm(x, weight, eps, out, residual=residual, early=self._early)
+        return rms_norm(x, weight, eps, out, residual=residual)
 
     def rotate_and_write(
         self,
@@ -52,9 +48,9 @@ class TritonOps:
         """q [T, H, D] as a view of qkv; keys and values into the cache; see `rotate_and_write`."""
         return rotate_and_write(
             qkv, cos_sin, positions, k_cache, v_cache, slots, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            q_norm=q_norm, k_norm=k_norm, eps=eps, early=self._early,
+            q_norm=q_norm, k_norm=k_norm, eps=eps,
         )  # fmt: skip
 
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """silu(first half) * second half of the rows of gate_up [T, 2I]; see `silu_gate`."""
-        return silu_gate(gate_up, out, early=self._early)
+        return silu_gate(gate_up, out)

@@ -19,8 +19,8 @@ PAIRS = 1_024
 
 @triton.jit(do_not_specialize=["batch", "table_r"])
 def prepare_kernel(
-    LAST_TOKENS, SEQ_LENS, TABLE, NUM_ROWS, IDS, POSITIONS, SLOTS, STEP_LENS, STARTS, batch, table_r,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, WITH_STARTS: tl.constexpr,
+    LAST_TOKENS, SEQ_LENS, TABLE, NUM_ROWS, IDS, POSITIONS, SLOTS, STEP_LENS, batch, table_r,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(batch / ROWS),). Rows in use have loads, the others only stores."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -28,17 +28,14 @@ def prepare_kernel(
     used = inside & (rows < tl.load(NUM_ROWS))
     token = tl.load(LAST_TOKENS + rows, mask=used, other=0)
     position = tl.load(SEQ_LENS + rows, mask=used, other=0)
-    table = TABLE + rows.to(tl.int64) * table_r
-    block = tl.load(table + position // BLOCK_SIZE, mask=used, other=0).to(tl.int64)
+    entry = TABLE + rows.to(tl.int64) * table_r + position // BLOCK_SIZE
+    block = tl.load(entry, mask=used, other=0).to(tl.int64)
     length = tl.where(used, position + 1, 0)
     tl.store(SEQ_LENS + rows, length, mask=used)
     tl.store(IDS + rows, token.to(tl.int64), mask=inside)
     tl.store(POSITIONS + rows, position.to(tl.int64), mask=inside)
     tl.store(SLOTS + rows, tl.where(used, block * BLOCK_SIZE + position % BLOCK_SIZE, -1), mask=inside)
     tl.store(STEP_LENS + rows, length, mask=inside)
-    if WITH_STARTS:
-        start = tl.load(table, mask=used, other=0).to(tl.int64) * BLOCK_SIZE
-        tl.store(STARTS + rows, start, mask=inside)
 
 
 @triton.jit(do_not_specialize=["between", "count"])
@@ -71,15 +68,13 @@ def launch_prepare(
     slots: torch.Tensor,
     step_lens: torch.Tensor,
     block_size: int,
-    starts: torch.Tensor | None,
 ) -> None:
     """`prepare.prepare_decode`, of a batch of at least one row."""
     batch = ids.shape[0]
     with on_device(ids):
         prepare_kernel[(-(-batch // ROWS),)](
-            last_tokens, seq_lens, block_table, num_rows, ids, positions, slots, step_lens,
-            ids if starts is None else starts, batch, block_table.stride(0), BLOCK_SIZE=block_size, ROWS=ROWS,
-            WITH_STARTS=starts is not None, num_warps=4,
+            last_tokens, seq_lens, block_table, num_rows, ids, positions, slots, step_lens, batch,
+            block_table.stride(0), BLOCK_SIZE=block_size, ROWS=ROWS, num_warps=4,
         )  # fmt: skip
 
 

@@ -20,31 +20,37 @@ def prepare_decode(
     slots: torch.Tensor,
     step_lens: torch.Tensor,
     block_size: int,
-    *,
-    starts: torch.Tensor | None = None,
 ) -> None:
     """Each row in use feeds its last token at the position behind what is computed, and is one token longer.
 
     Of row i < num_rows: ids = last_tokens[i], positions = seq_lens[i], slots by block_table [R, W] int32, step_lens =
-    seq_lens[i] + 1, which seq_lens [R] int32 holds afterwards too; `starts` = the slot of its first token. Rows from
-    num_rows on, up to b, are padding: id 0, position 0, slot -1, length 0, start 0; their entries in last_tokens [R]
-    int32, seq_lens and the table are not read. ids, positions, slots and starts [b] int64, step_lens [b] int32;
-    num_rows int32, its first entry. One launch on a CUDA device, `prepare_reference` elsewhere. Contents are trusted:
-    rows in use have a block for their position. ValueError before anything is written.
+    seq_lens[i] + 1, which seq_lens [R] int32 holds afterwards too. Rows from num_rows on, up to b, are padding: id 0,
+    position 0, slot -1, length 0; their entries in last_tokens [R] int32, seq_lens and the table play no part. ids,
+    positions and slots [b] int64, step_lens [b] int32; num_rows int32, its first entry. One launch on a CUDA device,
+    plain torch elsewhere, which is what the kernel is compared with. Contents are trusted: rows in use have a block
+    for their position. ValueError before anything is written.
     """
     _check(last_tokens, seq_lens, block_table, num_rows, ids, block_size)
     batch = ids.shape[0]
-    for name, tensor in (("positions", positions), ("slots", slots), ("starts", starts)):
-        if tensor is not None:
-            check_dense(name, tensor, (batch,), torch.int64, ids)
+    check_dense("positions", positions, (batch,), torch.int64, ids)
+    check_dense("slots", slots, (batch,), torch.int64, ids)
     check_dense("step_lens", step_lens, (batch,), torch.int32, ids)
     if not batch:
         return
     if ids.is_cuda:
-        from engine.worker.kernels.launch import launch_prepare as prepare
-    else:
-        prepare = prepare_reference
-    prepare(last_tokens, seq_lens, block_table, num_rows, ids, positions, slots, step_lens, block_size, starts)
+        from engine.worker.kernels.launch import launch_prepare
+
+        launch_prepare(last_tokens, seq_lens, block_table, num_rows, ids, positions, slots, step_lens, block_size)
+        return
+    used = torch.arange(batch, device=ids.device) < num_rows[:1]
+    position = torch.where(used, seq_lens[:batch], 0).long()
+    # Of a row that is not in use entry 0 is looked at, and dropped.
+    block = block_table[:batch].gather(1, (position // block_size)[:, None])[:, 0].long()
+    ids.copy_(torch.where(used, last_tokens[:batch], 0))
+    positions.copy_(position)
+    slots.copy_(torch.where(used, block * block_size + position % block_size, -1))
+    step_lens.copy_(torch.where(used, position + 1, 0))
+    seq_lens[:batch].add_(used)
 
 
 def _check(
@@ -69,30 +75,3 @@ def _check(
             f"ids: expected at most the {count} rows of last_tokens and the {block_table.shape[0]} of block_table, "
             f"got {described(ids)}"
         )
-
-
-def prepare_reference(
-    last_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    num_rows: torch.Tensor,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    step_lens: torch.Tensor,
-    block_size: int,
-    starts: torch.Tensor | None = None,
-) -> None:
-    """`prepare_decode` in plain torch, on any device: what the kernel is compared with. Waits for nothing either."""
-    batch = ids.shape[0]
-    used = torch.arange(batch, device=ids.device) < num_rows[:1]
-    position = torch.where(used, seq_lens[:batch], 0).long()
-    # Of a row that is not in use entry 0 is looked at, and dropped.
-    block = block_table[:batch].gather(1, (position // block_size)[:, None])[:, 0].long()
-    ids.copy_(torch.where(used, last_tokens[:batch], 0))
-    positions.copy_(position)
-    slots.copy_(torch.where(used, block * block_size + position % block_size, -1))
-    step_lens.copy_(torch.where(used, position + 1, 0))
-    seq_lens[:batch].add_(used)
-    if starts is not None:
-        starts.copy_(torch.where(used, block_table[:batch, 0].long() * block_size, 0))

@@ -28,9 +28,8 @@ def main(module: str) -> None:
 
     for name, kernel, types, options in importlib.import_module(module).cases():
         for architecture in ARCHITECTURES:
-            if architecture >= 90 or not options.get("EARLY"):
-                made = record(kernel, types, dict(options), architecture)
-                sys.stdout.write(json.dumps({"case": name, **made}) + "\n")
+            made = record(kernel, types, dict(options), architecture)
+            sys.stdout.write(json.dumps({"case": name, **made}) + "\n")
 
 
 def record(kernel: Any, types: dict[str, str], options: dict[str, Any], architecture: int) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def record(kernel: Any, types: dict[str, str], options: dict[str, Any], architec
 
     from engine.attention.kernels.resources import resident, usage, widest_access
 
-    launch = {name: options.pop(name) for name in ("num_warps", "launch_pdl") if name in options}
+    num_warps = options.pop("num_warps")
     names = [parameter.name for parameter in kernel.params]
     assert {*names} == {*types, *options}
     aligned = {
@@ -55,17 +54,14 @@ def record(kernel: Any, types: dict[str, str], options: dict[str, Any], architec
         constexprs={(names.index(name),): value for name, value in options.items()},
         attrs=aligned,
     )
-    built = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch)
+    built = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": num_warps})
     registers, stack = usage(built.asm["cubin"])
     ptx = built.asm["ptx"]
     return {
         "kernel": kernel.__name__,
         "architecture": architecture,
         "spill_bytes": stack,
-        "threads_per_sm": resident(architecture, built.metadata.shared, registers, launch["num_warps"])
-        * 32
-        * launch["num_warps"],
+        "threads_per_sm": resident(architecture, built.metadata.shared, registers, num_warps) * 32 * num_warps,
         "access_bytes": widest_access(ptx),
-        "waits": ptx.count("griddepcontrol.wait"),
         "logarithms": ptx.count("lg2.approx"),
     }

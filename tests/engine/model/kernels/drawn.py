@@ -1,4 +1,5 @@
-"""Triton's own uniform numbers, and the kernels' noise of given ones, to compare the specification's with."""
+"""Triton's own uniform numbers, the kernels' noise of given ones and the tokens of both, to compare with the
+specification's."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import triton
 import triton.language as tl
 
 from engine.model.kernels import sample
-from engine.model.sampling import POSITION_STEP
+from engine.model.sampling import POSITION_STEP, SamplingTensors
 
 STEP = tl.constexpr(POSITION_STEP)
 GUMBEL = sample._gumbel
@@ -52,6 +53,13 @@ def gumbel_by_triton(uniform: torch.Tensor, *, approximate: bool) -> torch.Tenso
     gumbel_kernel[(-(-len(uniform) // 1024),)](
         uniform, out, COUNT=len(uniform), BLOCK=1024, APPROXIMATE=approximate, num_warps=4
     )
+    return out
+
+
+def tokens_drawn(logits: torch.Tensor, params: SamplingTensors, positions: torch.Tensor) -> torch.Tensor:
+    """[S] int32, by the fused sampler."""
+    out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    sample.sample_fused(logits, params, positions, out)
     return out
 
 

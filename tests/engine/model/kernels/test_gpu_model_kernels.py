@@ -9,16 +9,22 @@ import pytest
 import torch
 import triton
 
-from engine.model.kernels.sample import sample_fused, sample_workspace
+from engine.model.kernels.sample import sample_fused
 from engine.model.kernels.triton_ops import TritonOps
 from engine.model.ops import TorchOps
 from engine.model.sampling import gumbel, mask_filtered, sample, uniforms
-from engine.worker.kernels.launch import launch_prepare, launch_scatter
-from engine.worker.kernels.prepare import prepare_decode, prepare_reference
+from engine.worker.kernels.launch import launch_scatter
+from engine.worker.kernels.prepare import prepare_decode
 from engine.worker.kernels.scatter import scatter_int32
 from tests.engine.attention.kernels.pools import poisoned_caches
 from tests.engine.model.kernels.close import assert_rounded
-from tests.engine.model.kernels.drawn import drawn_by_triton, gumbel_by_triton, gumbel_in_float64, uniform_numbers
+from tests.engine.model.kernels.drawn import (
+    drawn_by_triton,
+    gumbel_by_triton,
+    gumbel_in_float64,
+    tokens_drawn,
+    uniform_numbers,
+)
 from tests.engine.model.sampled import chi_square, params
 
 pytestmark = [
@@ -28,7 +34,7 @@ pytestmark = [
     ),
 ]
 
-PLAIN, EARLY, SPECIFIED = TritonOps(), TritonOps(early=True), TorchOps()
+OPS, SPECIFIED = TritonOps(), TorchOps()
 HALVES = [torch.bfloat16, torch.float16]
 ROWS = [1, 7, 256, 8192]
 
@@ -51,18 +57,17 @@ def before_canaries(values):
     return buffer, buffer[: len(values)]
 
 
-@pytest.mark.parametrize("ops", [PLAIN, EARLY], ids=["plain", "early"])
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 @pytest.mark.parametrize("columns", [576, 2048, 4096, 5120, 8192])
 @pytest.mark.parametrize("num_tokens", ROWS)
-def test_norm(num_tokens, columns, dtype, ops):
+def test_norm(num_tokens, columns, dtype):
     x, weight = normal(num_tokens, columns, dtype=dtype, scale=2), normal(columns, dtype=dtype)
     buffer, out = before_canaries(torch.zeros_like(x))
-    ops.norm(x, weight, 1e-5, out)
+    OPS.norm(x, weight, 1e-5, out)
     assert_rounded(out, SPECIFIED.norm(x.double(), weight.double(), 1e-5))
     total = x.double() + x.flip(0).double()
     kept, residual = before_canaries(x.flip(0))
-    ops.add_norm(x, residual, weight, 1e-5, out)
+    OPS.add_norm(x, residual, weight, 1e-5, out)
     assert_rounded(residual, total, x.abs().double() + x.flip(0).abs().double())
     assert_rounded(out, SPECIFIED.norm(residual.double(), weight.double(), 1e-5))
     assert buffer[num_tokens:].isnan().all()
@@ -75,7 +80,7 @@ def test_norm(num_tokens, columns, dtype, ops):
 def test_gate(num_tokens, columns, dtype):
     gate_up = normal(num_tokens, 2 * columns, dtype=dtype, scale=3)
     buffer, out = before_canaries(gate_up.new_zeros(num_tokens, columns))
-    PLAIN.gate(gate_up, out)
+    OPS.gate(gate_up, out)
     # The device's exp and division are a few float32 roundings from the specification's.
     assert_rounded(out, SPECIFIED.gate(gate_up.double()))
     assert buffer[num_tokens:].isnan().all()
@@ -109,7 +114,7 @@ def test_rotate_and_write(num_tokens, layout, dtype, block_size, num_heads, num_
     expected = SPECIFIED.rotate_and_write(
         qkv.double(), cos_sin, positions, *wide, slots, **sizes, q_norm=wide_norms[0], k_norm=wide_norms[1]
     )
-    q = PLAIN.rotate_and_write(qkv, cos_sin, positions, *caches, slots, **sizes, q_norm=norms[0], k_norm=norms[1])
+    q = OPS.rotate_and_write(qkv, cos_sin, positions, *caches, slots, **sizes, q_norm=norms[0], k_norm=norms[1])
     assert_rounded(q, expected, expected.abs().amax(-1, keepdim=True))
     assert buffer[num_tokens:].isnan().all()
     for cache, other in zip(caches, wide, strict=True):
@@ -129,7 +134,7 @@ def test_blocks_further_than_two_to_the_31_elements(layout):
     slots = torch.tensor([(num_blocks - 1) * block_size + 3, 5], device="cuda")
     qkv = normal(2, (4 + 16) * head_size)
     positions = torch.zeros(2, dtype=torch.int64, device="cuda")
-    PLAIN.rotate_and_write(qkv, None, positions, k_cache, v_cache, slots, num_heads=4, num_kv_heads=8)
+    OPS.rotate_and_write(qkv, None, positions, k_cache, v_cache, slots, num_heads=4, num_kv_heads=8)
     heads = qkv.view(2, 20, head_size)
     for at, token in (((-1, 3), 0), ((0, 5), 1)):
         assert torch.equal(k_cache[at], heads[token, 4:12])
@@ -144,26 +149,21 @@ def test_prepare(num_rows, batch, block_size):
     width = 40
     table = torch.randint(0, 2**31 - 1, (600, width), generator=generator, dtype=torch.int32)
     record = {
-        "last_tokens": torch.randint(0, 128_000, (600,), generator=generator, dtype=torch.int32).cuda(),
-        "seq_lens": torch.randint(0, width * block_size, (600,), generator=generator, dtype=torch.int32).cuda(),
-        "block_table": table.cuda(),
-        "num_rows": torch.tensor([num_rows, 9], dtype=torch.int32).cuda(),
+        "last_tokens": torch.randint(0, 128_000, (600,), generator=generator, dtype=torch.int32),
+        "seq_lens": torch.randint(0, width * block_size, (600,), generator=generator, dtype=torch.int32),
+        "block_table": table,
+        "num_rows": torch.tensor([num_rows, 9], dtype=torch.int32),
     }
     record["seq_lens"][num_rows:] = 2**31 - 1
     made = []
-    for way in (launch_prepare, prepare_reference, prepare_decode):
-        given = {name: tensor.clone() for name, tensor in record.items()}
-        views = {name: torch.full((batch + 2,), -9, device="cuda")[:batch] for name in ("ids", "positions", "slots")}
-        views["step_lens"] = torch.full((batch,), -9, dtype=torch.int32, device="cuda")
-        starts = torch.full((batch,), -9, device="cuda")
-        if way is prepare_reference:  # which looks at rows that are not in use, and drops what it sees
-            given["seq_lens"][num_rows:] = 0
-        way(**given, **views, block_size=block_size, starts=starts)
-        given["seq_lens"][num_rows:] = 0
-        made.append([*views.values(), starts, *given.values()])
-    for mine, specified, public in zip(*made, strict=True):
-        assert torch.equal(mine, specified)
-        assert torch.equal(public, specified)
+    for device in ("cuda", "cpu"):
+        given = {name: tensor.to(device, copy=True) for name, tensor in record.items()}
+        outputs = {name: torch.full((batch + 2,), -9, device=device) for name in ("ids", "positions", "slots")}
+        outputs["step_lens"] = torch.full((batch + 2,), -9, dtype=torch.int32, device=device)
+        prepare_decode(**given, **{name: tensor[:batch] for name, tensor in outputs.items()}, block_size=block_size)
+        made.append([*outputs.values(), *given.values()])
+    for on_device, specified in zip(*made, strict=True):
+        assert torch.equal(on_device.cpu(), specified)
 
 
 def test_scatter():
@@ -203,7 +203,7 @@ def test_sampled_tokens_have_the_best_scores(num_seqs, vocab_size, dtype):
     logits[:, ::5], logits[:, 7::31] = -torch.inf, torch.nan
     rows = params(torch.tensor([0.0, 1.0, 0.6, 2.0]).repeat(num_seqs // 4 + 1)[:num_seqs], device="cuda")
     positions = torch.arange(num_seqs, device="cuda") * 3
-    tokens = sample_fused(logits, rows, positions).long()
+    tokens = tokens_drawn(logits, rows, positions).long()
     specified = sample(logits, rows, positions).long()
     assert (tokens != specified).sum() <= max(1, num_seqs // 100)
     greedy = rows.temperature == 0
@@ -219,7 +219,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_softmax():
     """Also in the tails: an approximate logarithm would show there first."""
     logits = torch.linspace(0, -14, 2000, device="cuda").expand(512, -1).contiguous()
     rows = params(torch.full((512,), 0.9), device="cuda")
-    draws = [sample_fused(logits, rows, torch.full((512,), at, device="cuda")) for at in range(2000)]
+    draws = [tokens_drawn(logits, rows, torch.full((512,), at, device="cuda")) for at in range(2000)]
     tokens = torch.cat(draws).long() // 50
     probabilities = (logits[0] / 0.9).double().softmax(0).view(40, 50).sum(1)
     grouped = torch.cat((probabilities[:24], probabilities[24:].sum()[None]))
@@ -231,13 +231,12 @@ def test_filters_come_before_the_fused_sampler():
     logits = normal(64, 32_000, dtype=torch.float32, scale=2)
     rows = params(torch.full((64,), 0.8), top_k=50, top_p=0.9, device="cuda")
     positions = torch.arange(64, device="cuda")
-    tokens = sample_fused(mask_filtered(logits, rows), rows, positions)
+    tokens = tokens_drawn(mask_filtered(logits, rows), rows, positions)
     assert (tokens != sample(logits, rows, positions)).sum() <= 1
     assert (mask_filtered(logits, rows).gather(1, tokens[:, None].long()) > -torch.inf).all()
 
 
-@pytest.mark.parametrize("ops", [PLAIN, EARLY], ids=["plain", "early"])
-def test_a_captured_step_waits_for_nothing_and_is_replayed_with_other_values(ops):
+def test_a_captured_step_waits_for_nothing_and_is_replayed_with_other_values():
     """A layer without its matrix products, between preparation and sampling, over fixed buffers."""
     batch, block_size, vocab_size = 8, 16, 5000
     generator = torch.Generator().manual_seed(0)
@@ -249,7 +248,6 @@ def test_a_captured_step_waits_for_nothing_and_is_replayed_with_other_values(ops
     angles = torch.arange(700, device="cuda")[:, None] * 1e4 ** -torch.linspace(0, 1, 32, device="cuda")
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
     rows = params(torch.tensor([0.0, 1.0] * 4), device="cuda")
-    workspace = torch.empty(sample_workspace(batch, vocab_size, ids.device), device="cuda")
 
     def step(ops, cache):
         prepare_decode(
@@ -260,20 +258,20 @@ def test_a_captured_step_waits_for_nothing_and_is_replayed_with_other_values(ops
         q = ops.rotate_and_write(qkv, cos_sin, positions, cache[0], cache[1], slots, num_heads=4, num_kv_heads=2)
         inner = ops.gate(q.reshape(batch, 256) @ to_gate)
         logits = ops.add_norm(inner, residual, weight, 1e-5) @ lm_head
-        sample_fused(logits, rows, positions, state["last"], workspace=workspace)
+        sample_fused(logits, rows, positions, state["last"])
         return logits
 
     caches = [torch.full((2, 400, block_size, 2, 64), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    step(ops, caches[0])
+    step(OPS, caches[0])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step(ops, caches[0])
+        step(OPS, caches[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = step(ops, caches[0])
+        logits = step(OPS, caches[0])
     for count in (5, 8, 0, 3):
         state["count"].fill_(count)
         state["last"].copy_(torch.arange(batch) * 7 + count)

@@ -4,9 +4,15 @@ import pytest
 import torch
 
 from engine.model.kernels import sample as kernels
-from engine.model.kernels.sample import TILE, cut, sample_fused, sample_workspace
+from engine.model.kernels.sample import TILE, cut, sample_fused
 from engine.model.sampling import gumbel, mask_filtered, sample, uniforms
-from tests.engine.model.kernels.drawn import drawn_by_triton, gumbel_by_triton, gumbel_in_float64, uniform_numbers
+from tests.engine.model.kernels.drawn import (
+    drawn_by_triton,
+    gumbel_by_triton,
+    gumbel_in_float64,
+    tokens_drawn,
+    uniform_numbers,
+)
 from tests.engine.model.sampled import params
 
 TEMPERATURES = [0.0, 1.0, 0.3, 5.0, 1e-5, 0.0]
@@ -49,26 +55,23 @@ def in_parts(monkeypatch, parts, num_seqs, tile):
 def test_tokens_are_the_specified_ones_however_a_row_is_cut(monkeypatch, vocab_size, dtype, tile, parts):
     in_parts(monkeypatch, parts, 6, tile)
     logits, rows = logits_of(6, vocab_size, getattr(torch, dtype)), params(TEMPERATURES, SEEDS)
-    assert sample_fused(logits, rows, POSITIONS).tolist() == sample(logits, rows, POSITIONS).tolist()
+    assert tokens_drawn(logits, rows, POSITIONS).tolist() == sample(logits, rows, POSITIONS).tolist()
 
 
 def test_a_row_alone_gives_the_token_that_it_gives_in_a_batch():
     logits, rows = logits_of(3, TILE + 77, torch.bfloat16), params([0.0, 1.0, 0.6])
-    together = sample_fused(logits, rows, POSITIONS[:3])
+    together = tokens_drawn(logits, rows, POSITIONS[:3])
     for row in range(3):
         alone = params(rows.temperature[row : row + 1], rows.seeds[row : row + 1])
-        assert sample_fused(logits[row : row + 1], alone, POSITIONS[row : row + 1]) == together[row]
+        assert tokens_drawn(logits[row : row + 1], alone, POSITIONS[row : row + 1]) == together[row]
 
 
-def test_tokens_go_to_their_place_and_the_workspace_is_the_callers():
+def test_tokens_go_to_their_place_and_nothing_beside_them_is_written():
     logits, rows = logits_of(2, 600, torch.float32), params([0.0, 1.0])
     tokens = torch.full((5,), -7, dtype=torch.int32)
-    floats = sample_workspace(2, 600, logits.device)
-    workspace = torch.full((floats + 3,), torch.nan)
-    assert sample_fused(logits, rows, POSITIONS[:2], tokens[1:3], workspace=workspace).tolist() == tokens[1:3].tolist()
+    sample_fused(logits, rows, POSITIONS[:2], tokens[1:3])
     assert tokens[1:3].tolist() == sample(logits, rows, POSITIONS[:2]).tolist()
     assert tokens[[0, 3, 4]].tolist() == [-7, -7, -7]
-    assert workspace[floats:].isnan().all()
 
 
 @pytest.mark.parametrize("temperature,parts", [(0.0, 1), (0.0, 3), (1.0, 1), (1.0, 3)])
@@ -83,7 +86,7 @@ def test_what_is_no_number_is_never_picked_and_a_row_without_any_gives_token_zer
     logits[4, 3] = 1e30
     logits[5, 17] = -1e30
     rows = params([temperature] * 6)
-    tokens = sample_fused(logits.bfloat16(), rows, torch.arange(6)).tolist()
+    tokens = tokens_drawn(logits.bfloat16(), rows, torch.arange(6)).tolist()
     assert tokens == sample(logits.bfloat16(), rows, torch.arange(6)).tolist() == [33, 0, 0, 0, 20, 17]
 
 
@@ -93,13 +96,13 @@ def test_of_equal_logits_the_lowest_id_wins_across_tiles_and_parts(monkeypatch, 
     logits = torch.zeros(3, 100)
     logits[0, [37, 38, 53, 90]] = 1.0
     logits[1, [99, 64]] = 1.0
-    assert sample_fused(logits, params([0.0] * 3), torch.arange(3)).tolist() == [37, 64, 0]
+    assert tokens_drawn(logits, params([0.0] * 3), torch.arange(3)).tolist() == [37, 64, 0]
 
 
 def test_filtered_logits_are_sampled_as_the_specification_does():
     logits = logits_of(4, 90, torch.float32)
     rows = params([0.0, 1.0, 0.8, 1.5], top_k=[3, 4, 0, 2], top_p=[1.0, 0.9, 0.3, 1.0])
-    fused = sample_fused(mask_filtered(logits, rows), rows, POSITIONS[:4])
+    fused = tokens_drawn(mask_filtered(logits, rows), rows, POSITIONS[:4])
     assert fused.tolist() == sample(logits, rows, POSITIONS[:4]).tolist()
 
 
@@ -114,8 +117,7 @@ def test_every_tile_is_in_one_part_and_parts_fit_the_reduction(num_seqs, vocab_s
 
 
 def test_no_rows_launch_nothing():
-    empty = params([])
-    assert sample_fused(torch.zeros(0, 9), empty, POSITIONS[:0]).shape == (0,)
+    assert tokens_drawn(torch.zeros(0, 9), params([]), POSITIONS[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +129,11 @@ def test_no_rows_launch_nothing():
         ({"params": params([1.0])}, r"temperature: expected contiguous float32 \[2\]"),
         ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions: expected contiguous int64"),
         ({"out": torch.zeros(2, dtype=torch.int64)}, "out: expected contiguous int32"),
-        ({"workspace": torch.zeros(1)}, r"workspace: expected contiguous float32 \[4\] on cpu, got float32 \[1\]"),
+        ({"out": torch.zeros(1, dtype=torch.int32)}, r"out: expected contiguous int32 \[2\] on cpu, got int32 \[1\]"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):
     good = {"logits": torch.zeros(2, 8), "params": params([1.0, 0.0]), "positions": POSITIONS[:2]}
+    good["out"] = torch.zeros(2, dtype=torch.int32)
     with pytest.raises(ValueError, match=message):
         sample_fused(**good | change)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from engine.model.kernels.sample import sample_fused, sample_workspace
+from engine.model.kernels.sample import sample_fused
 from engine.model.kernels.triton_ops import TritonOps
 from engine.model.sampling import SamplingTensors, mask_filtered
 from engine.worker.kernels.prepare import prepare_decode
@@ -41,12 +41,13 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-def ops_cases(ops: TritonOps, note: str, num_tokens: int, hidden: int) -> Iterator[Case]:
+def ops_cases(num_tokens: int, hidden: int) -> Iterator[Case]:
     """The model's operations."""
+    ops = TritonOps()
     inner, heads, kv_heads, head_size = MODELS[hidden]
     weight = normal(hidden)
     row = 2 * num_tokens * hidden
-    name = f"{note} T={num_tokens} E={hidden}"
+    name = f"T={num_tokens} E={hidden}"
 
     def norm() -> Call:
         return functools.partial(ops.norm, normal(num_tokens, hidden), weight, 1e-5, normal(num_tokens, hidden))
@@ -72,21 +73,20 @@ def ops_cases(ops: TritonOps, note: str, num_tokens: int, hidden: int) -> Iterat
         )  # fmt: skip
 
     turned = 2 * num_tokens * head_size * 2 * (heads + 2 * kv_heads)
-    yield f"norm{name}", 2 * row, norm
-    yield f"add_norm{name}", 4 * row, add_norm
-    yield f"gate{name} I={inner}", 6 * num_tokens * inner, gate
-    yield f"rotate_and_write{name}", turned, functools.partial(rotate, False)
-    yield f"rotate_and_write, head norm{name}", turned, functools.partial(rotate, True)
+    yield f"norm {name}", 2 * row, norm
+    yield f"add_norm {name}", 4 * row, add_norm
+    yield f"gate {name} I={inner}", 6 * num_tokens * inner, gate
+    yield f"rotate_and_write {name}", turned, functools.partial(rotate, False)
+    yield f"rotate_and_write, head norm {name}", turned, functools.partial(rotate, True)
 
 
 def sampling_cases(num_seqs: int) -> Iterator[Case]:
     """Greedy, temperature, and the filters alone."""
     positions = torch.arange(num_seqs, device="cuda")
     out = torch.zeros(num_seqs, dtype=torch.int32, device="cuda")
-    workspace = torch.empty(sample_workspace(num_seqs, VOCAB_SIZE, positions.device), device="cuda")
 
     def fused(rows: SamplingTensors) -> Call:
-        return functools.partial(sample_fused, normal(num_seqs, VOCAB_SIZE), rows, positions, out, workspace=workspace)
+        return functools.partial(sample_fused, normal(num_seqs, VOCAB_SIZE), rows, positions, out)
 
     moved = 2 * num_seqs * VOCAB_SIZE
     for name, temperature in (("greedy", 0.0), ("temperature", 1.0)):
@@ -123,9 +123,8 @@ def worker_cases(batch: int) -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    for note, ops in (("", TritonOps()), (", early", TritonOps(early=True))):
-        for num_tokens, hidden in itertools.product((1, 256, 8192), MODELS):
-            yield from ops_cases(ops, note, num_tokens, hidden)
+    for num_tokens, hidden in itertools.product((1, 256, 8192), MODELS):
+        yield from ops_cases(num_tokens, hidden)
     for num_seqs in (1, 32, 256):
         yield from sampling_cases(num_seqs)
     yield from worker_cases(256)

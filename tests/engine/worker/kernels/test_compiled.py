@@ -27,10 +27,10 @@ print(longs.tolist(), lens.tolist(), sample(torch.eye(3)[1:2], rows, longs[1, :1
 def cases():
     """(name, kernel, types of its arguments, what is compiled into it)."""
     types = dict.fromkeys(("LAST_TOKENS", "SEQ_LENS", "TABLE", "NUM_ROWS", "STEP_LENS"), "*i32")
-    types |= dict.fromkeys(("IDS", "POSITIONS", "SLOTS", "STARTS"), "*i64")
+    types |= dict.fromkeys(("IDS", "POSITIONS", "SLOTS"), "*i64")
     types |= {"batch": "i32", "table_r": "i32"}
-    for block_size, with_starts in ((16, False), (24, True)):
-        options = {"BLOCK_SIZE": block_size, "ROWS": launch.ROWS, "WITH_STARTS": with_starts, "num_warps": 4}
+    for block_size in (16, 24):
+        options = {"BLOCK_SIZE": block_size, "ROWS": launch.ROWS, "num_warps": 4}
         yield f"prepare {block_size}", launch.prepare_kernel, types, options
     pairs = {"TARGET": "*i32", "PAIRS": "*i32", "between": "i32", "count": "i32"}
     yield "scatter", launch.scatter_kernel, pairs, {"BLOCK": launch.PAIRS, "num_warps": 4}

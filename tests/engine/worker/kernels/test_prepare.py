@@ -5,10 +5,10 @@ import torch
 
 from engine.core.slots import slot_mapping
 from engine.worker.kernels.launch import launch_prepare, launch_scatter
-from engine.worker.kernels.prepare import prepare_decode, prepare_reference
+from engine.worker.kernels.prepare import prepare_decode
 from engine.worker.kernels.scatter import scatter_int32, scatter_reference
 
-WAYS = [launch_prepare, prepare_reference]
+WAYS = [launch_prepare, prepare_decode]
 GARBAGE = (2**31 - 1, -7, 2**30 + 5)
 ROWS, WIDTH, CANARY = 200, 7, -99
 
@@ -41,11 +41,10 @@ def outputs(batch):
 
 def run(way, rows, batch, block_size):
     buffers, views = outputs(batch)
-    starts = torch.full((batch,), CANARY, dtype=torch.int64)
-    way(**rows, **views, block_size=block_size, starts=starts)
+    way(**rows, **views, block_size=block_size)
     for buffer in buffers.values():
         assert (buffer[batch:] == CANARY).all()
-    return views | {"starts": starts}
+    return views
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -62,8 +61,7 @@ def test_every_row_in_use_feeds_its_last_token_and_padding_goes_nowhere(way, blo
     by_host = slot_mapping(before["block_table"].numpy(), torch.arange(used).numpy(), lens[:used].numpy(), block_size)
     assert made["slots"][:used].tolist() == by_host.tolist()
     assert torch.equal(made["step_lens"][:used].long(), lens[:used] + 1)
-    assert torch.equal(made["starts"][:used], before["block_table"][:used, 0].long() * block_size)
-    for name, padding in (("ids", 0), ("positions", 0), ("slots", -1), ("step_lens", 0), ("starts", 0)):
+    for name, padding in (("ids", 0), ("positions", 0), ("slots", -1), ("step_lens", 0)):
         assert (made[name][used:] == padding).all(), name
     lens[:used] += 1
     assert torch.equal(rows["seq_lens"].long(), lens)
@@ -80,15 +78,10 @@ def test_steps_walk_through_every_slot_of_a_row_in_order(way):
     assert torch.equal(seen, expected.flatten(1))
 
 
-def test_the_public_call_computes_on_the_cpu_without_triton_and_without_starts():
+def test_a_step_of_no_rows_changes_nothing():
     rows = record(16, 5)
-    _, mine = outputs(8)
-    _, theirs = outputs(8)
-    prepare_decode(**rows, **mine, block_size=16)
-    prepare_reference(**record(16, 5), **theirs, block_size=16)
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name])
-    prepare_decode(**rows, **outputs(0)[1], block_size=16)
+    run(prepare_decode, rows, 0, 16)
+    assert torch.equal(rows["seq_lens"], record(16, 5)["seq_lens"])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +90,7 @@ def test_the_public_call_computes_on_the_cpu_without_triton_and_without_starts()
         ({"ids": torch.zeros(8, dtype=torch.int32)}, "ids: expected contiguous int64"),
         ({"slots": torch.zeros(7, dtype=torch.int64)}, r"slots: expected contiguous int64 \[8\]"),
         ({"step_lens": torch.zeros(8, dtype=torch.int64)}, "step_lens: expected contiguous int32"),
-        ({"starts": torch.zeros(16, dtype=torch.int64)[::2]}, "starts: expected contiguous int64"),
+        ({"positions": torch.zeros(16, dtype=torch.int64)[::2]}, "positions: expected contiguous int64"),
         ({"num_rows": torch.zeros(0, dtype=torch.int32)}, r"num_rows: expected contiguous int32 \[1\]"),
         ({"seq_lens": torch.zeros(3, dtype=torch.int32)}, r"seq_lens: expected contiguous int32 \[200\]"),
         ({"block_table": torch.zeros(200, 14, dtype=torch.int32)[:, ::2]}, "block_table: expected contiguous"),
