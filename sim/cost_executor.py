@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.core.allocator import new_tuple
 from engine.core.batch import StepResult
+from sim.ancestry import Ancestry
 from sim.cost import StepModel, decode_features, features_of
 from sim.progression import steps_until, total
 
@@ -28,10 +29,20 @@ def num_stop_computed(request: Request) -> int:
 class CostExecutor:
     """Answers from a step-time model, with forced output lengths. Time is integer picoseconds."""
 
-    def __init__(self, model: StepModel, *, copy_block_ps: int = 0) -> None:
-        """`copy_block_ps`: time to copy one block on the device, added to the step that needs it."""
+    def __init__(
+        self,
+        model: StepModel,
+        *,
+        copy_block_ps: int = 0,
+        swap_block_ps: int = 0,
+        ancestry: Ancestry | None = None,
+    ) -> None:
+        """`copy_block_ps`: time to copy one block on the device, added to the step that needs it; `swap_block_ps`: to
+        host memory or back. `ancestry` says which beams of a search live on; None: all of them."""
         self._model = model
         self._copy_block_ps = copy_block_ps
+        self._swap_block_ps = swap_block_ps
+        self._ancestry = ancestry
         self._stops: list[tuple[int, int, int, Request]] = []
         """(decode clock at the last step, order, base, request); entries of requests that left are dropped on sight."""
         self._ahead: tuple[int, int, int, int | None, list[int] | None] = (-1, 0, 0, None, None)
@@ -87,6 +98,8 @@ class CostExecutor:
     def submit(self, batch: Batch) -> StepResult:
         """Answers at once."""
         steps = batch.num_steps
+        for request in batch.joined:
+            heappush(self._stops, (num_stop_computed(request) - request.base, request.order, request.base, request))
         stopped = self.stopped_at(batch.clock + steps - 1)
         if batch.chunks:
             stopped += self._note(batch)
@@ -96,8 +109,11 @@ class CostExecutor:
             first = self._model.duration(features_of(batch))
             if batch.copies:
                 first += self._copy_block_ps * len(batch.copies)
+            if batch.to_host or batch.to_device:
+                first += self._swap_block_ps * (len(batch.to_host) + len(batch.to_device))
         if steps == 1:
-            return new_tuple(StepResult, (1, first, stopped, first, 0, None, None))
+            beams = () if self._ancestry is None else self._ancestry.select(batch, stopped)
+            return new_tuple(StepResult, (1, first, stopped, first, 0, None, None, beams))
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None
@@ -106,13 +122,15 @@ class CostExecutor:
     def _note(self, batch: Batch) -> list[Request]:
         """Requests that sampled their first token, or one after a pause, decode from the next step on; those whose only
         token it was stop."""
-        stopped = []
+        stopped: list[Request] = []
         for request, _, _, completes in batch.chunks:
             if completes:
                 left = num_stop_computed(request) - request.computed
                 if left:
                     base = request.computed - batch.clock
                     heappush(self._stops, (batch.clock + left, request.order, base, request))
+                elif request.group is not None and not request.group.forked:
+                    stopped += request.group.members
                 else:
                     stopped.append(request)
         return stopped

@@ -53,6 +53,12 @@ class LastBlocks:
             start, tail = self._from(request)
             if request.computed >= start and request not in self._tails:
                 self._begin(request, tail)
+        for request in batch.joined:
+            start, tail = self._from(request)
+            if request.num_computed_tokens < start:
+                self.follow(request)
+            elif request not in self._tails:
+                self._begin(request, tail)
         self.reached(batch.decodes, batch.clock)
 
     def reached(self, decodes: DecodeSet, clock: int) -> None:

@@ -66,13 +66,13 @@ def _reserved(row: list[int]) -> int:
 
 def _drained(run: Run, whole: list[int]) -> list[Check]:
     """Laws of a run that was not cut."""
-    rows, recorder = run.rows, run.recorder
-    delivered = sum(rows.column("num_output_tokens").tolist())
+    rows, recorder, width = run.rows, run.recorder, run.spec.num_samples
+    delivered = width * sum(rows.column("num_output_tokens").tolist())
     computed = sum(rows.column("num_computed_tokens").tolist())
     finishes, served = rows.column("finish"), rows.column("finish") >= 0
     started, ended = recorder.wait_starts.sum(), recorder.wait_ends.sum()
     preempted = started - exact_sum(rows.column("arrival")[served])
-    running = exact_sum(finishes[served]) + preempted - ended
+    running = width * (exact_sum(finishes[served]) + preempted - ended)
     waited = ended - started
     free = run.allocator.stats().num_free
     return [
@@ -93,7 +93,7 @@ def _token_by_token(run: Run, steps: list[int]) -> list[Check]:
     for runs with prompts in chunks, preemptions or steps that left a request out."""
     done = run.rows.column("finish") >= 0
     first, count = (run.rows.column(name)[done] for name in ("num_prompt_tokens", "num_output_tokens"))
-    if run.rows.column("num_preemptions")[done].any() or int(count.sum()) != steps[at.SEQS]:
+    if run.spec.num_samples > 1 or run.rows.column("num_preemptions")[done].any() or int(count.sum()) != steps[at.SEQS]:
         return []
     last = first + count - 1
     final = last + run.spec.final_token_has_slot

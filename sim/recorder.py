@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import KVAllocator, Regions
+from engine.core.group import members_of
 from sim import integrals as at
 from sim.int_log import IntLog
 from sim.integrals import NO_EDGE, Integrals
@@ -58,6 +59,9 @@ class Recorder:
         """Intervals in which a refused head kept at least one more request waiting."""
         self.num_turns = 0
         self.num_copied_blocks = 0
+        self.num_swapped_out = 0
+        """Blocks copied to host memory."""
+        self.num_swapped_in = 0
         self.snapshots: list[Snapshot] = []
         self._snapshot_times = list(reversed(snapshot_times))
         self.snapshot_due = snapshot_times[0] if snapshot_times else NO_EDGE
@@ -79,23 +83,36 @@ class Recorder:
 
     def moved(self, now: int, batch: Batch) -> None:
         """Requests that left or joined the running ones in a batch."""
-        for request, lost in batch.preempted:
+        for _, child, num_tokens in batch.forks:
+            if child not in self._progress:
+                self._progress[child] = Progress(now)
+                self._progress[child].start = num_tokens
+            elif self._progress[child].preempted_at >= 0:
+                self._progress[child].resume(now, num_tokens)
+        for request, lost, _ in batch.preempted:
             self._pool.drop(request)
             progress = self._progress[request]
             progress.recount(lost)
             progress.preempted_at = now
-            self.preempted_at.append(now)
-            self.wait_starts.append(now)
+            if stands_for_group(request):
+                self.preempted_at.append(now)
+                self.wait_starts.append(now)
         for request, hits, resumed in batch.admitted:
             self._take(now, request, hits, resumed)
+        for request, num_tokens in batch.swapped_in:
+            self._progress[request].resume(now, num_tokens)
+            if stands_for_group(request):
+                self.wait_ends.append(now)
+        self.num_swapped_out += len(batch.to_host)
+        self.num_swapped_in += len(batch.to_device)
 
     def record(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         """A batch, from its schedule at `start` to its result; called before `scheduler.update`. `next_arrival`: when
         the next request will wait."""
-        if batch.preempted or batch.admitted:
+        if not batch.steady:
             self.moved(start, batch)
         last = self._last_blocks
-        if last is not None and (batch.chunks or batch.clock >= last.next_clock):
+        if last is not None and (batch.chunks or batch.joined or batch.clock >= last.next_clock):
             last.scheduled(batch)
         if start >= self.snapshot_due:
             self._snapshot(start)
@@ -151,7 +168,7 @@ class Recorder:
             state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
             for chunk in batch.chunks:
-                emitted += chunk.completes
+                emitted += chunk.completes * num_sampled(chunk.request)
             if self.steps is not None:
                 self._record_step(start, batch, result, state)
             self.integrals.add_step(start, result.duration, state, emitted, batch.num_new_tokens)
@@ -164,13 +181,12 @@ class Recorder:
 
     def _take(self, now: int, request: Request, hits: int, resumed: bool) -> None:
         if resumed:
-            progress = self._progress[request]
-            progress.preempted += now - progress.preempted_at
-            progress.start = hits
+            self._progress[request].resume(now, hits)
         else:
             self._progress[request] = Progress(now, hits)
         if self._last_blocks is None:
-            self._pool.take(request)
+            for member in members_of(request):
+                self._pool.take(member)
         self.wait_ends.append(now)
 
     def _snapshot(self, now: int) -> None:
@@ -227,10 +243,22 @@ class Recorder:
         """Rows of requests that stopped at `now`."""
         for request in finished:
             self._pool.drop(request)
-            progress = self._progress.pop(request)
-            progress.recount(request.computed)
-            truncated = request.max_tokens < request.oracle_output_tokens
-            self.rows.append(progress.row(request, "truncated" if truncated else "finished", now))
+            if request in self._progress:  # else it sampled its only token beside its leader's
+                self._progress[request].recount(request.computed)
+        for request in finished:
+            if request.group is None or (request is request.group.members[-1] and not request.group.live()):
+                truncated = request.max_tokens < request.oracle_output_tokens
+                self._write(request, "truncated" if truncated else "finished", now)
+
+    def _write(self, request: Request, status: str, finish: int) -> None:
+        """The row of a request, or of the group that it is the last one of."""
+        leader = request
+        if request.group is not None:
+            leader = request.group.leader
+            for member in request.group.members[1:]:
+                if member in self._progress:
+                    self._progress[leader].absorb(self._progress.pop(member))
+        self.rows.append(self._progress.pop(leader).row(leader, status, finish))
 
     def turn_away(self, request: Request, status: str) -> None:
         """A request that is not replayed keeps its row."""
@@ -238,11 +266,24 @@ class Recorder:
 
     def close(self, now: int) -> None:
         """Rows for the requests still there when the run was cut."""
-        for request, progress in self._progress.items():
-            if request in self._scheduler.running:
-                progress.recount(request.num_computed_tokens)
-            self.rows.append(progress.row(request, "unfinished", -1))
         for request in self._scheduler.waiting:
             if request not in self._progress:
                 self.turn_away(request, "unfinished")
+        for request, progress in self._progress.items():
+            if request in self._scheduler.running:
+                progress.recount(request.num_computed_tokens)
+        for request in list(self._progress):
+            if request.sample == 0:
+                self._write(request, "unfinished", -1)
         self.rows.sort()
+
+
+def num_sampled(request: Request) -> int:
+    """Tokens sampled where a request completes a chunk: of a prompt, one for each sequence that will be forked."""
+    group = request.group
+    return 1 if group is None or group.forked else len(group.members)
+
+
+def stands_for_group(request: Request) -> bool:
+    """Whether this is the member by which its group counts: the first that lives, or the leader where none does."""
+    return request.group is None or request is next(iter(request.group.live()), request.group.leader)

@@ -121,7 +121,7 @@ class Replay:
                 arrivals.enqueue_until(now)
             else:
                 asks = True
-            if not scheduler.running and not scheduler.waiting:
+            if not scheduler.has_work:
                 wake = min(arrivals.next_time, end)
                 if wake == NEVER:
                     return now

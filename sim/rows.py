@@ -73,6 +73,17 @@ class Progress:
         if computed > high:
             self.high = computed
 
+    def resume(self, now: int, num_tokens: int) -> None:
+        """The request runs again from its first `num_tokens` tokens on."""
+        self.preempted += now - self.preempted_at
+        self.preempted_at = -1
+        self.start = num_tokens
+
+    def absorb(self, member: Progress) -> None:
+        """What another sequence of the same group has computed belongs to the request, too."""
+        self.computed += member.computed
+        self.recomputed += member.recomputed
+
     def row(self, request: Request, status: str, finish: int) -> RequestRow:
         """The request's row as things stand."""
         fields = (

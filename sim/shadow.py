@@ -7,7 +7,7 @@ named.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.core.shadow import ContractViolation, ShadowMemory
 from sim.cost import LinearModel, StepModel
@@ -25,10 +25,10 @@ MILLISECOND_STEPS = LinearModel(base_ps=PS_PER_MS, per_seq_ps=0, per_kv_token_ps
 class ShadowExecutor:
     """Durations and stops of a `CostExecutor`; each scheduled token is written, each token of the batch read back."""
 
-    def __init__(self, allocator: KVAllocator, model: StepModel | None = None, *, copy_block_ps: int = 0) -> None:
-        """`model`: how long steps take; None: a millisecond each. `copy_block_ps` as the cost model's executor has."""
+    def __init__(self, allocator: KVAllocator, model: StepModel | None = None, **costs: Any) -> None:
+        """`model`: how long steps take; None: a millisecond each. `costs` as the cost model's executor has them."""
         self._allocator = allocator
-        self._cost = CostExecutor(MILLISECOND_STEPS if model is None else model, copy_block_ps=copy_block_ps)
+        self._cost = CostExecutor(MILLISECOND_STEPS if model is None else model, **costs)
         self._memory = ShadowMemory(allocator.num_blocks, allocator.block_size)
         self._num_steps = 0
 
@@ -51,7 +51,10 @@ class ShadowExecutor:
     def _run(self, batch: Batch) -> None:
         """Copies, then all writes, then all reads: a block may be shared in the step that fills it."""
         memory = self._memory
+        memory.swap(batch.to_host, batch.to_device)
         memory.copy(batch.copies)
+        for _, child, _ in batch.forks:
+            memory.forget(child)  # its content is another one now
         items = [(r, context, context + new, self._allocator.block_table(r)) for r, context, new in batch.items()]
         for request, start, stop, table in items:
             memory.write(request, start, stop, table)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.core.executor import Executor
+from engine.core.group import in_group
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
@@ -52,6 +53,10 @@ class RunSpec:
     record_steps: bool = False
     """A row a step; forces stepping."""
     skip: bool = True
+    num_samples: int = 1
+    """Sequences of each request that start from its prompt, all of its output length."""
+    beam_search: bool = False
+    """Whether they are the beams of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,9 @@ class Simulation:
         )
         capacity = spec.pool.capacity_blocks * spec.pool.block_size
         lengths = LengthLimits(spec.limits.max_model_len, capacity, spec.too_long)
-        requests = requests_of(trace, lengths, self._recorder.rows.append)
+        requests: Iterable[Request] = requests_of(trace, lengths, self._recorder.rows.append)
+        if spec.num_samples > 1 or spec.beam_search:
+            requests = (in_group(request, spec.num_samples, beam=spec.beam_search) for request in requests)
         self._replay = Replay(
             list(requests) if load else requests,
             scheduler,

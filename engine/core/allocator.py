@@ -34,6 +34,8 @@ class Reason(IntEnum):
     """The first chunk would fit, the whole sequence as it stands would not (full-sequence gate)."""
     NEVER = 4
     """Prompt and output limit exceed what the pool can ever hold."""
+    NO_HOST_BLOCKS = 5
+    """Host memory has fewer free blocks than a swap-out needs."""
 
 
 class Refusal(NamedTuple):
@@ -54,13 +56,16 @@ class Grant(NamedTuple):
     new_blocks: Sequence[Sequence[int]] = ()
     """New block ids per request of the argument; for `advance` one flat list in (step, running order)."""
     moved: Sequence[Request] = ()
-    """Requests whose whole table changed (contiguous growth that had to move)."""
+    """Requests whose table changed in what it held already (contiguous growth that had to move, copy-on-write)."""
     copies: Sequence[tuple[int, int]] = ()
     """(source, destination) block ids to copy on the device; all sources are read before any destination is written.
     Sources stay referenced until `settle`, destinations as long as a request holds them: a caller that frees a moved
     request before the batch runs leaves its copies out of the batch, and settles the grant all the same."""
     to_host: Sequence[tuple[int, int]] = ()
+    """(device block, host block) of a swap-out: read before anything is written, so the device blocks are free at
+    once."""
     to_device: Sequence[tuple[int, int]] = ()
+    """(host block, device block) of a swap-in: written after `to_host` was read. Host blocks stay until `settle`."""
     num_computed_tokens: int = 0
     """Tokens that need no computation because a prefix hit covers them (admission only)."""
 
@@ -186,22 +191,33 @@ class KVAllocator(Protocol):
 
 
 class ForkPool(Protocol):
-    """Allocators that can start sequences from a parent's tokens (parallel sampling, beam search)."""
+    """Allocators that can start sequences from a parent's tokens (parallel sampling, beam search).
 
-    def fork(self, parent: Request, children: Sequence[Request]) -> Grant | Refusal:
-        """Children start with the parent's tokens: paged allocators share blocks, contiguous ones copy."""
+    They take a whole group at its admission into account: paged ones hold the prompt once, contiguous ones reserve for
+    each member.
+    """
+
+    def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant | Refusal:
+        """Children start with the parent's first `num_tokens` tokens, None: all computed ones. Paged allocators share
+        blocks (a partly filled last one until somebody writes it), contiguous ones copy. What a child held of its own
+        is given up, or written over."""
         ...
 
 
 class HostPool(Protocol):
     """Allocators that can also hold blocks in host memory."""
 
+    host_blocks: int
+    """Blocks of host memory; 0: nothing can be swapped."""
+
     def swap_out(self, requests: Sequence[Request]) -> Grant | Refusal:
-        """Moves all blocks of the requests to the host."""
+        """Moves what the requests have computed to the host, a block that they share once."""
         ...
 
-    def swap_in(self, requests: Sequence[Request]) -> Grant | Refusal:
-        """Brings them back."""
+    def swap_in(
+        self, requests: Sequence[Request], num_tokens: Sequence[int], *, others_running: bool = False
+    ) -> Grant | Refusal:
+        """Brings them back, with room for `num_tokens` tokens each (totals). Watermark as in `admit`."""
         ...
 
 

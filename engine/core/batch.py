@@ -9,6 +9,7 @@ from engine.core.allocator import Grant, Refusal
 
 if TYPE_CHECKING:
     from engine.core.decode_set import DecodeSet
+    from engine.core.group import Group
     from engine.core.request import Request
 
 
@@ -38,12 +39,30 @@ class Preemption(NamedTuple):
     request: Request
     num_lost_tokens: int
     """Tokens that were computed; those scheduled in this very step are not among them."""
+    swapped: bool = False
+    """Whether they are kept in host memory, so that nothing has to be computed again."""
+
+
+class Fork(NamedTuple):
+    """A sequence that starts, or starts again, with the first tokens of another one."""
+
+    parent: Request
+    child: Request
+    num_tokens: int
+
+
+class SwapIn(NamedTuple):
+    """A sequence that came back from host memory in this step."""
+
+    request: Request
+    num_tokens: int
+    """Tokens that it had computed when it was swapped out."""
 
 
 class Draft:
     """What one call of `schedule()` gathers before it is a batch."""
 
-    __slots__ = ("admitted", "budget", "chunks", "decodes", "moves", "preempted")
+    __slots__ = ("admitted", "budget", "chunks", "decodes", "joined", "moves", "preempted", "swapped_in", "swaps")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -54,6 +73,11 @@ class Draft:
         self.moves: dict[Request, Grant] = {}
         self.admitted: list[Admission] = []
         self.preempted: list[Preemption] = []
+        self.swaps: list[Grant] = []
+        """Copies to and from host memory."""
+        self.swapped_in: list[SwapIn] = []
+        self.joined: list[Request] = []
+        """Requests that decode again after a swap-in."""
 
 
 class Batch:
@@ -69,9 +93,11 @@ class Batch:
         "clock",
         "copies",
         "decodes",
+        "forks",
         "grants",
         "growth",
         "head_refusal",
+        "joined",
         "num_context_tokens",
         "num_new_tokens",
         "num_seqs",
@@ -79,6 +105,9 @@ class Batch:
         "num_waiting",
         "preempted",
         "steady",
+        "swapped_in",
+        "to_device",
+        "to_host",
     )
 
     def __init__(
@@ -118,6 +147,15 @@ class Batch:
         """Equal steps that this batch stands for; memory for all of them is taken."""
         self.growth: Sequence[int] = ()
         """Blocks newly taken in each of several steps, the first included; () for a single one."""
+        self.forks: Sequence[Fork] = ()
+        """Sequences forked since the last batch, in order."""
+        self.joined: Sequence[Request] = ()
+        """Members of `decodes` that the last batch had not, and that no chunk has brought there."""
+        self.swapped_in: Sequence[SwapIn] = ()
+        self.to_host: Sequence[tuple[int, int]] = ()
+        """(device, host) blocks; an executor does these first, then `to_device`, then `copies`, then it computes."""
+        self.to_device: Sequence[tuple[int, int]] = ()
+        """(host, device) blocks."""
 
     def items(self) -> Iterator[tuple[Request, int, int]]:
         """(request, context tokens, new tokens) in running order; O(batch log batch)."""
@@ -143,6 +181,9 @@ class StepResult(NamedTuple):
     """One duration a step, where they are no arithmetic progression."""
     sampled: dict[Request, Any] | None = None
     """Token ids, from executors that compute any."""
+    beams: Sequence[tuple[Group, Sequence[int]]] = ()
+    """Searches that took a step: for each place of the group the place whose beam goes on there. A beam that goes on at
+    all does so in its own place, and perhaps in those of beams that died."""
 
     @property
     def running(self) -> bool:

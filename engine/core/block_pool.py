@@ -110,6 +110,22 @@ class BlockPool:
             extra[block_id] = extra.get(block_id, 0) + 1
             self.num_extra_references += 1
 
+    def share(self, block_ids: Iterable[int], times: int) -> None:
+        """Takes `times` more references to each of these blocks, which are in use."""
+        if times:
+            extra = self._extra
+            for block_id in block_ids:
+                extra[block_id] = extra.get(block_id, 0) + times
+                self.num_extra_references += times
+
+    def unshare(self, block_id: int) -> None:
+        """Drops one of the references beyond the first."""
+        self._drop_extra([block_id], 0)
+
+    def extra_references(self, block_id: int) -> int:
+        """References beyond the first."""
+        return self._extra.get(block_id, 0)
+
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
         free = self.queue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
@@ -29,6 +30,10 @@ class Content(Protocol):
         """Keys of the full blocks `start` to `stop - 1` for blocks of `block_size` tokens."""
         ...
 
+    def fork(self, num_tokens: int) -> Content:
+        """Content of a sequence that has these first `num_tokens` tokens and others after them."""
+        ...
+
 
 class PrivateContent:
     """Content that equals nothing but itself: a preempted request finds its own blocks again, nobody else does."""
@@ -44,6 +49,10 @@ class PrivateContent:
     def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
         """Consecutive integers that no other request has."""
         return range(self._offset + start, self._offset + stop)
+
+    def fork(self, num_tokens: int) -> Content:
+        """Private from there on, too."""
+        return BranchContent(self, num_tokens)
 
 
 class TokenContent:
@@ -73,6 +82,13 @@ class TokenContent:
         if stop > len(self._chain):
             self._extend(stop)
         return self._chain[start:stop]
+
+    def fork(self, num_tokens: int) -> Content:
+        """The same tokens so far; those to come are appended to a list of its own."""
+        twin = TokenContent(self.tokens[:num_tokens], salt=self.salt, lora=self.lora)
+        twin._block_size = self._block_size
+        twin._chain = self._chain[: num_tokens // self._block_size] if self._block_size else []
+        return twin
 
     def _extend(self, stop: int) -> None:
         """Digests of the blocks that follow, up to `stop`."""
@@ -116,6 +132,46 @@ class BlockIdContent:
         if stop > shared:
             found.extend(self._private.keys(max(start, shared), stop, block_size))  # type: ignore[arg-type]
         return found
+
+    def fork(self, num_tokens: int) -> Content:
+        """Private from there on: a trace does not tell samples apart."""
+        return BranchContent(self, num_tokens)
+
+
+class BranchContent:
+    """Content that equals another's up to a token, and nobody's from there on: a sample, or a beam.
+
+    A block belongs to the branch of its last token. Beams fork at every step, so lineages are kept flat.
+    """
+
+    __slots__ = ("_firsts", "_offsets", "_trunk", "shares_prompt")
+    shares_outputs = False
+
+    def __init__(self, parent: Content, num_tokens: int) -> None:
+        """`num_tokens`: how many tokens come from `parent`."""
+        private = next(_private_ids) << 40
+        self._trunk: Content = parent
+        self._firsts: list[int] = []
+        self._offsets: list[int] = []
+        if isinstance(parent, BranchContent):
+            kept = bisect_left(parent._firsts, num_tokens)
+            self._trunk, self._firsts, self._offsets = parent._trunk, parent._firsts[:kept], parent._offsets[:kept]
+        self._firsts = [*self._firsts, num_tokens]
+        self._offsets = [*self._offsets, private]
+        self.shares_prompt = self._trunk.shares_prompt
+
+    def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
+        """The trunk's keys as far as it goes, then integers that no other branch has."""
+        own = min(max(self._firsts[0] // block_size, start), stop)
+        found: list[Hashable] = list(self._trunk.keys(start, own, block_size)) if own > start else []
+        for index in range(own, stop):
+            branch = bisect_right(self._firsts, (index + 1) * block_size - 1) - 1
+            found.append(self._offsets[branch] + index)
+        return found
+
+    def fork(self, num_tokens: int) -> Content:
+        """Another branch."""
+        return BranchContent(self, num_tokens)
 
 
 class ChainedIds:

@@ -28,6 +28,7 @@ from engine.core.allocator import (
     holds_nothing,
     regions_of,
 )
+from engine.core.group import members_of
 from engine.core.placement import make_placement
 from engine.core.reserve import parse_reserve
 
@@ -91,11 +92,18 @@ class ContiguousAllocator:
         return -(-slots // self.block_size)
 
     def refuses_forever(self, request: Request) -> Refusal | None:
-        """The reservation of the whole request must fit the largest extent of the empty pool."""
+        """The reservation of the whole request must fit the largest extent of the empty pool, and as many of them as a
+        group has members. Reservations that grow serve no groups: forked memory that moves is nobody's baseline."""
         slots = min(request.num_prompt_tokens + request.max_tokens - 1, self._max_model_len)
-        needed = self._space.round_up(self._units(self._asked(request, slots)))
+        units = self._units(self._asked(request, slots))
+        needed = self._space.round_up(units)
         largest = self._space.largest_ever()
-        return Refusal(Reason.NEVER, needed, largest) if needed > largest else None
+        if needed > largest:
+            return Refusal(Reason.NEVER, needed, largest)
+        width = 1 if request.group is None else len(request.group.members)
+        if width > 1 and (self.growth_tokens or self._space.most_ever(units) < width):
+            return Refusal(Reason.NEVER, width * needed, self.capacity_blocks)
+        return None
 
     def lookup(self, request: Request) -> Hit:
         """Contiguous memory shares nothing."""
@@ -116,18 +124,53 @@ class ContiguousAllocator:
     def admit(
         self, request: Request, num_tokens: int, hit: Hit = NO_HIT, *, whole: int = 0, others_running: bool = False
     ) -> Grant | Refusal:
-        """Reserves one extent; with `whole`, for the sequence as it stands even if the first chunk is shorter."""
+        """Reserves one extent; with `whole`, for the sequence as it stands even if the first chunk is shorter. Of a
+        group, one for each member: their memory is not shared, and none of them shall be refused later."""
         if request in self._extents:
             raise ValueError(f"request {request.request_id!r} is admitted already")
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} must be positive")
         asked = self._asked(request, max(num_tokens, whole))
         units = self._units(asked)
+        members = members_of(request)
+        if len(members) > 1 and self._space.most_now(units) < len(members):
+            return self._refuse(len(members) * self._space.round_up(units))
         taken = self._space.take(units)
         if taken is None:
             return self._refuse(self._space.round_up(units))
         self._hold(request, Extent(*taken, asked))
+        for member in members:
+            if member is not request:
+                self._hold(member, self._one_more(units, asked))
         return Grant((self._extents[request].blocks,))
+
+    def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant | Refusal:
+        """Copies the parent's first blocks into the children's own extents; one that has none gets one as long as the
+        parent's, or the fork is refused."""
+        extent = self._extent(parent)
+        count = parent.num_computed_tokens if num_tokens is None else num_tokens
+        held = self._units(count)
+        if held > extent.granted:
+            raise ValueError(f"{parent} has no {count} tokens to copy")
+        new = [child for child in children if child not in self._extents]
+        units = self._units(extent.asked_slots)
+        if self._space.most_now(units) < len(new):
+            return self._refuse(len(new) * self._space.round_up(units))
+        for child in new:
+            self._hold(child, self._one_more(units, extent.asked_slots))
+        copies = [
+            pair
+            for child in children
+            for pair in zip(extent.blocks[:held], self._extents[child].blocks[:held], strict=True)
+        ]
+        self._num_copies += len(copies)
+        return Grant([self._extents[child].blocks if child in new else () for child in children], copies=copies)
+
+    def _one_more(self, units: int, asked: int) -> Extent:
+        """An extent that is known to be there."""
+        taken = self._space.take(units)
+        assert taken is not None, f"no extent of {units} blocks, although they were counted"
+        return Extent(*taken, asked)
 
     def _hold(self, request: Request, extent: Extent) -> None:
         before = self._extents.get(request)
@@ -199,7 +242,7 @@ class ContiguousAllocator:
 
     def settle(self, grant: Grant) -> None:
         """Returns what this grant's move left behind."""
-        if grant.copies:
+        if grant.copies and grant.moved:
             first = grant.copies[0][0]
             self._give(self._leaving.pop(first))
             for request in grant.moved:

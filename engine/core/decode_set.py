@@ -27,7 +27,7 @@ class DecodeSet:
     `schedule()` and `update()`.
     """
 
-    __slots__ = ("_twice", "buckets", "clock", "members", "num_sharing", "period", "sampled", "sum_base")
+    __slots__ = ("_twice", "buckets", "clock", "members", "num_beams", "num_sharing", "period", "sampled", "sum_base")
 
     def __init__(self, period: int | None = None) -> None:
         self.period = period or 0
@@ -40,6 +40,8 @@ class DecodeSet:
         self.sum_base = 0
         self.num_sharing = 0
         """Members whose outputs can equal another request's tokens."""
+        self.num_beams = 0
+        """Members of searches."""
 
     @classmethod
     def of(cls, requests: Iterable[Request], period: int | None) -> DecodeSet:
@@ -68,6 +70,8 @@ class DecodeSet:
         self.sum_base += base
         self.members.add(request)
         self.num_sharing += request.content.shares_outputs
+        if request.group is not None:
+            self.num_beams += request.group.beam
         if self.period:
             bucket = self.buckets[-base % self.period]
             if bucket and bucket[-1].order > request.order:
@@ -80,6 +84,8 @@ class DecodeSet:
         base = request.base
         self.members.remove(request)
         self.num_sharing -= request.content.shares_outputs
+        if request.group is not None:
+            self.num_beams -= request.group.beam
         self.sum_base -= base
         if self.period:
             self.buckets[-base % self.period].remove(request)

@@ -22,6 +22,12 @@ class SchedulerConfig:
     batching: Literal["iteration", "request"] = "iteration"
     """Who may join a running batch: anybody, step by step, or nobody until all of it is done (`request_level`)."""
 
+    preemption: Literal["recompute", "swap", "auto"] = "recompute"
+    """What becomes of a victim's tokens: computed again (vLLM 0.33), kept in host memory, or (`auto`, SOSP'23) that for
+    groups of several sequences only. Where host memory is full, and before a group is forked, they are recomputed."""
+    victim: Literal["last", "least-computed", "priority"] | None = None
+    """Who gives way: the last of the running list, who loses least, or the least urgent; None: by `policy`."""
+
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
@@ -32,11 +38,20 @@ class SchedulerConfig:
             raise ValueError(f"unknown policy {self.policy!r}: use fcfs or priority")
         if self.batching not in ("iteration", "request"):
             raise ValueError(f"unknown batching {self.batching!r}: use iteration or request")
+        if self.preemption not in ("recompute", "swap", "auto"):
+            raise ValueError(f"unknown preemption {self.preemption!r}: use recompute, swap or auto")
+        if self.victim not in (None, "last", "least-computed", "priority"):
+            raise ValueError(f"unknown victim {self.victim!r}: use last, least-computed or priority")
         if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"without chunked prefill max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_model_len={self.max_model_len}: a longer prompt could never be scheduled"
             )
+
+    @property
+    def victim_rule(self) -> Literal["last", "least-computed", "priority"]:
+        """`victim`, or what goes with `policy`."""
+        return self.victim or ("last" if self.policy == "fcfs" else "priority")
 
 
 @dataclass(slots=True)

@@ -4,6 +4,9 @@ The semantics are vLLM 0.33's: admission needs blocks for the first chunk and, w
 the whole sequence as it stands; hit blocks that lie in the free queue count as needed; hits are touched before new
 blocks are taken; hashes are committed when a block is scheduled to fill, before it is computed.
 
+Sequences can be forked (SOSP'23): they share the blocks of their parent, and copy a partly filled one when they write
+it. With `host_blocks` they can be swapped out and in again.
+
 Named switches for other systems: `freed_to="back"` (freed blocks queue up at the back, vLLM before 0.33 and the
 SOSP'23 system) and `one_free_each` (SOSP'23: a sequence may append only while a block is free, needed or not).
 """
@@ -13,36 +16,31 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from engine.core.allocator import (
-    CACHED,
     EMPTY_GRANT,
-    FREE,
     NO_HIT,
-    NULL,
-    SHARED,
-    AllocatorStats,
     Grant,
     Hit,
     Reason,
     Refusal,
-    Regions,
     check_pool,
     holds_nothing,
     new_tuple,
-    regions_of,
 )
 from engine.core.block_pool import BlockPool
 from engine.core.commits import Commits
+from engine.core.copy_on_write import CopyOnWrite
+from engine.core.group import members_of
+from engine.core.paged_state import PagedState
 from engine.core.request import Status
+from engine.core.sharing import Sharing
 
 if TYPE_CHECKING:
     from engine.core.decode_set import DecodeSet
     from engine.core.request import Request
 
 
-class PagedAllocator:
+class PagedAllocator(Sharing, PagedState):
     """Blocks on demand from one pool, with or without prefix caching."""
 
     def __init__(
@@ -56,8 +54,10 @@ class PagedAllocator:
         freed_to: Literal["front", "back"] = "front",
         one_free_each: bool = False,
         record_events: bool = False,
+        host_blocks: int = 0,
     ) -> None:
-        """`watermark` is a fraction of `num_blocks`, null block included: W = int(watermark x num_blocks)."""
+        """`watermark` is a fraction of `num_blocks`, null block included: W = int(watermark x num_blocks).
+        `host_blocks`: blocks of host memory for sequences that are swapped out."""
         check_pool(capacity_blocks, block_size)
         if not 0.0 <= watermark < 1.0:
             raise ValueError(f"watermark must lie in [0, 1), got {watermark}")
@@ -75,13 +75,19 @@ class PagedAllocator:
         self.one_free_each = one_free_each
         self._tables: dict[Request, list[int]] = {}
         self._commits = Commits(self.pool, block_size)
+        self._writes = CopyOnWrite(self.pool)
+        Sharing.__init__(self, host_blocks)
 
     # questions ----------------------------------------------------------------------------------------------------
 
     def refuses_forever(self, request: Request) -> Refusal | None:
-        """The whole request, its last token excepted (it never gets a slot), must fit an empty pool."""
+        """The whole request, its last token excepted (it never gets a slot), must fit an empty pool; of a group, the
+        full blocks of the prompt once and the rest for each member."""
         slots = min(request.num_prompt_tokens + request.max_tokens - 1, self._max_model_len)
         needed = -(-slots // self.block_size)
+        if request.group is not None:
+            shared = request.num_prompt_tokens // self.block_size
+            needed = shared + len(request.group.members) * (needed - shared)
         if needed > self.capacity_blocks:
             return Refusal(Reason.NEVER, needed, self.capacity_blocks)
         return None
@@ -101,7 +107,7 @@ class PagedAllocator:
 
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
-        if self._mixes:
+        if self._mixes or self._writes.open:
             return 0
         queue = self.pool.queue
         free = len(queue.stack) + queue.num_at_back - self.one_free_each
@@ -120,6 +126,11 @@ class PagedAllocator:
                 return steps
             steps += 1
         return limit
+
+    @property
+    def shares_tails(self) -> bool:
+        """Whether some sequence may have to copy the block that it writes next."""
+        return bool(self._writes.open)
 
     # actions ------------------------------------------------------------------------------------------------------
 
@@ -168,11 +179,15 @@ class PagedAllocator:
             max(-(-min(total + num_lookahead, limit) // size) - len(table), 0)
             for table, total in zip(tables, num_tokens, strict=True)
         ]
+        shared = self._shared_tails(requests, tables) if self._writes.open else ()
         needed, free = sum(needs), pool.num_free
+        if shared:
+            needed += self._writes.num_needed(table[index] for table, index in shared)
         if needed > free:
             return Refusal(Reason.NO_FREE_BLOCKS, needed, free)
-        if self.one_free_each and free < len(requests) and self._shares_pool(tables):
+        if self.one_free_each and free < len(requests) and self._shares_pool(requests):
             return Refusal(Reason.NO_FREE_BLOCKS, len(requests), free)
+        copies = [self._writes.write(table, index) for table, index in shared]
         new_blocks = [pool.take(need) for need in needs]
         for table, blocks in zip(tables, new_blocks, strict=True):
             table.extend(blocks)
@@ -180,11 +195,16 @@ class PagedAllocator:
             self.catch_up()
             for request, table, total in zip(requests, tables, num_tokens, strict=True):
                 self._commits.now(request, table, min(total, request.num_tokens) // size)
-        return Grant(new_blocks)
+        if not any(copies):
+            return Grant(new_blocks)
+        copied = {id(table) for (table, _), copy in zip(shared, copies, strict=True) if copy}
+        moved = [request for request, table in zip(requests, tables, strict=True) if id(table) in copied]
+        return Grant(new_blocks, moved, [copy for copy in copies if copy])
 
-    def _shares_pool(self, tables: Sequence[Sequence[int]]) -> bool:
-        """Whether others hold blocks: a sequence alone in the pool may always use its last block."""
-        return self.capacity_blocks - self.pool.num_free > sum(map(len, tables))
+    def _shares_pool(self, requests: Sequence[Request]) -> bool:
+        """Whether others hold blocks: a request alone in the pool, with its group, may always use its last block."""
+        own = {member for request in requests for member in members_of(request)}
+        return any(request not in own for request in self._tables)
 
     def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
         """Takes one block a crossing, in (step, running order), and commits what fills.
@@ -215,7 +235,11 @@ class PagedAllocator:
         self._commits.catch_up()
 
     def settle(self, grant: Grant) -> None:
-        """Nothing to do: whole-block sharing copies nothing."""
+        """Sources of copies may be reused; those that nobody owns any more are free."""
+        if grant.copies:
+            self._writes.settle(grant.copies)
+        if grant.to_device:
+            self._host.read([host_id for host_id, _ in grant.to_device])
 
     def free(self, request: Request) -> None:
         """Releases the table, last block first; cached blocks stay findable until they are taken.
@@ -225,64 +249,23 @@ class PagedAllocator:
         """
         if request not in self._tables:
             raise holds_nothing(request)
+        self._release(request, findable=request.status is not Status.FINISHED or self.pool.events is not None)
+
+    def _release(self, request: Request, *, findable: bool) -> None:
         self.catch_up()
         table = self._tables.pop(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:
             self.pool.uncommit(table[num_full : request.num_hashed])
-        if num_full and (request.status is not Status.FINISHED or self.pool.events is not None):
+        if num_full and findable:
             self._commits.private(request, table, num_full)
-        self.pool.release(table, num_full)
+        if self._writes.busy:
+            self._writes.release(table, num_full)
+        else:
+            self.pool.release(table, num_full)
         request.blocks = None
         request.num_hashed = 0
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and no change, while any block is in use."""
         return self.pool.reset()
-
-    # state --------------------------------------------------------------------------------------------------------
-
-    def _table(self, request: Request) -> list[int]:
-        try:
-            return self._tables[request]
-        except KeyError:
-            raise holds_nothing(request) from None
-
-    def block_table(self, request: Request) -> Sequence[int]:
-        """The request's block ids; the list grows as the request does."""
-        return self._table(request)
-
-    def stats(self) -> AllocatorStats:
-        """Counters of the pool; any free block serves any request, so all of them are one extent."""
-        pool = self.pool
-        queue, extra = pool.queue, pool.num_extra_references
-        at_back = queue.num_at_back
-        free, cached = len(queue.stack) + at_back, at_back - pool.num_unhashed_back
-        cached = cached if self.enable_caching else 0
-        used, shared, asked = self.capacity_blocks - free, extra * self.block_size, 0
-        return new_tuple(AllocatorStats, (free, cached, used, extra, shared, asked, free, pool.num_evictions, 0))
-
-    def regions(self) -> Regions:
-        """Owners by address; blocks of several tables are SHARED."""
-        owner = np.full(self.num_blocks, FREE, dtype=np.int64)
-        owner[0] = NULL
-        owner[self.pool.cached_free()] = CACHED
-        for request, table in self._tables.items():
-            owner[table] = request.row
-        if self.pool.num_extra_references:
-            owner[np.asarray(self.pool.ref_cnts()) > 1] = SHARED
-        return regions_of(owner)
-
-    def check(self) -> None:
-        """The pool's invariants, and invariants A and D: a block is in the free queue or in as many tables as it has
-        references."""
-        self.pool.check()
-        counts = [0] * self.num_blocks
-        for request, table in self._tables.items():
-            assert request.blocks is table, f"{request} does not know its table"
-            assert len(set(table)) == len(table), f"{request} holds a block twice: {table}"
-            for block_id in table:
-                counts[block_id] += 1
-        assert counts[0] == 0, "the null block is in a table"
-        kept = self.pool.ref_cnts()
-        assert counts == kept, f"tables hold {counts}, reference counts say {kept}"

@@ -45,6 +45,14 @@ class Placement(Protocol):
         """Units of the largest extent of the empty pool: more can never be served."""
         ...
 
+    def most_now(self, units: int) -> int:
+        """How many extents of so many units could be taken now."""
+        ...
+
+    def most_ever(self, units: int) -> int:
+        """How many could be taken from the empty pool."""
+        ...
+
     def holes(self) -> list[tuple[int, int]]:
         """Free extents as (start, units), by address."""
         ...
@@ -128,6 +136,14 @@ class Holes:
         """The whole pool."""
         return self._units
 
+    def most_now(self, units: int) -> int:
+        """Of each hole as often as it goes in."""
+        return sum(size // units for size in self._sizes)
+
+    def most_ever(self, units: int) -> int:
+        """As often as it goes in."""
+        return self._units // units
+
     def holes(self) -> list[tuple[int, int]]:
         """The list itself, as pairs."""
         return list(zip(self._starts, self._sizes, strict=True))
@@ -140,7 +156,7 @@ class Buddy:
         self._order = (largest - 1).bit_length()
         # A pool smaller than the largest buddy still tiles: its largest tile is what can ever be served.
         self._order = min(self._order, units.bit_length() - 1)
-        self.num_free = units
+        self.num_free = self._units = units
         self._free: list[dict[int, None]] = [{} for _ in range(self._order + 1)]
         start, order = 0, self._order
         while start < units:
@@ -206,6 +222,16 @@ class Buddy:
     def largest_ever(self) -> int:
         """The largest tile."""
         return 1 << self._order
+
+    def most_now(self, units: int) -> int:
+        """Every larger buddy splits into whole ones."""
+        order = (units - 1).bit_length()
+        return sum(len(self._free[o]) << (o - order) for o in range(order, self._order + 1))
+
+    def most_ever(self, units: int) -> int:
+        """Of each tile as often as it goes in."""
+        order = (units - 1).bit_length()
+        return self._units >> order if order <= self._order else 0
 
     def holes(self) -> list[tuple[int, int]]:
         """Free buddies; adjacent ones are not merged, as they cannot be served together."""

@@ -30,7 +30,7 @@ class Progress:
         if not batch.num_seqs and not batch.preempted:
             head = self._scheduler.waiting.head()
             raise LivelockError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
-        for request, _ in batch.preempted:
+        for request, _, _ in batch.preempted:
             tokens, count = self._fruitless.get(request, (-1, 0))
             count = count + 1 if tokens == request.num_tokens else 1
             self._fruitless[request] = (request.num_tokens, count)

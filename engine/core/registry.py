@@ -29,6 +29,8 @@ class PoolConfig:
     watermark: float = 0.0
     freed_to: Literal["front", "back"] = "front"
     one_free_each: bool = False
+    host_blocks: int = 0
+    """Blocks of host memory for sequences that are swapped out; contiguous allocators cannot use any."""
 
 
 def _paged(pool: PoolConfig) -> KVAllocator:
@@ -40,6 +42,7 @@ def _paged(pool: PoolConfig) -> KVAllocator:
         watermark=pool.watermark,
         freed_to=pool.freed_to,
         one_free_each=pool.one_free_each,
+        host_blocks=pool.host_blocks,
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.core.decode_set import DecodeSet
+    from engine.core.group import Group
 
 
 class Status(IntEnum):
@@ -24,6 +25,10 @@ class Status(IntEnum):
     RUNNING = 1
     PREEMPTED = 2
     FINISHED = 3
+    SWAPPED = 4
+    """Preempted with its blocks kept in host memory."""
+    JOINING = 5
+    """Seated with its group, and waiting for the prompt that it will be forked from."""
 
 
 class Request:
@@ -41,6 +46,7 @@ class Request:
         "computed",
         "content",
         "decoding",
+        "group",
         "known",
         "max_tokens",
         "num_hashed",
@@ -52,6 +58,7 @@ class Request:
         "priority",
         "request_id",
         "row",
+        "sample",
         "skips_cache_read",
         "status",
     )
@@ -96,6 +103,9 @@ class Request:
         self.decoding: DecodeSet | None = None
         self.blocks: Sequence[int] | None = None
         self.num_hashed = 0
+        self.group: Group | None = None
+        self.sample = 0
+        """Place in the group."""
 
     @property
     def num_computed_tokens(self) -> int:
@@ -115,7 +125,8 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     def __repr__(self) -> str:
+        sample = f"/{self.sample}" if self.group else ""
         return (
-            f"Request({self.request_id!r}, prompt={self.num_prompt_tokens}, tokens={self.num_tokens}, "
+            f"Request({self.request_id!r}{sample}, prompt={self.num_prompt_tokens}, tokens={self.num_tokens}, "
             f"computed={self.num_computed_tokens}, {self.status.name})"
         )

@@ -1,7 +1,7 @@
 """The running requests of a scheduler: who they are, how each gets its tokens of a step, and who makes room.
 
-Requests are served in running order. Where memory runs out one of them is preempted, by recompute: the last of the
-list, or the least urgent.
+Requests are served in running order. Where memory runs out one of them is preempted (see `victims`). Members of a group
+are served in the same step or not at all, so that none of them runs ahead.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from engine.core.allocator import KVAllocator, Refusal
-from engine.core.batch import Draft, Preemption
+from engine.core.batch import Draft
 from engine.core.decode_set import DecodeSet
 from engine.core.request import Request, Status
+from engine.core.victims import Victims
 from engine.core.waiting import FcfsQueue, PriorityQueue, WaitingQueue
 
 if TYPE_CHECKING:
+    from engine.core.group import Group
     from engine.core.limits import SchedulerConfig
 
 _order = attrgetter("order")
 
 
-class Running:
+class Running(Victims):
     """What runs, what waits, and the memory between them."""
 
     def __init__(self, config: SchedulerConfig, allocator: KVAllocator) -> None:
+        super().__init__()
         self.config = config
         self.allocator = allocator
         self.waiting: WaitingQueue = FcfsQueue() if config.policy == "fcfs" else PriorityQueue()
@@ -72,7 +75,7 @@ class Running:
         """Only requests that need a block can be refused; the others' tokens fit in what they hold."""
         late = list(self._catching_up)
         order: Sequence[Request]
-        if getattr(self.allocator, "one_free_each", False):
+        if getattr(self.allocator, "one_free_each", False) or getattr(self.allocator, "shares_tails", False):
             order = list(self.decodes)
         elif self.decodes.num_sharing:  # those that fill a block have it committed, too
             order = self.decodes.crossing()
@@ -105,7 +108,7 @@ class Running:
     def _come_last(self, late: list[Request]) -> bool:
         """Whether those who catch up are the last to be served, and the first to be preempted: in front of decoding
         requests they would take budget and blocks before them; by priority a decoding one may be the victim."""
-        if self.config.policy == "priority":
+        if self.config.victim_rule != "last":
             return False
         tail = {id(request) for request in islice(reversed(self.running), len(late))}
         return all(id(request) in tail for request in late)
@@ -114,11 +117,18 @@ class Running:
         """Gives one running request its tokens, preempting others (or itself) for memory; False if no budget."""
         if request.status is not Status.RUNNING:
             return True
-        if step.budget <= 0:
+        group = request.group
+        if step.budget <= 0 or (group is not None and step.budget < _num_in_step(step, group)):
             return False
         decoding = request.decoding is not None
         computed = request.num_computed_tokens
-        count = 1 if decoding else self._capped(request.known - computed)
+        if decoding:
+            count = 1
+        else:
+            goal = goal_of(request)
+            if computed >= goal:
+                return True  # it waits for the rest of its group
+            count = self._capped(goal - computed)
         count = min(count, step.budget, self.config.max_model_len - 1 - computed)
         while True:
             grant = self.allocator.extend((request,), (computed + count,))
@@ -126,7 +136,7 @@ class Running:
                 break
             victim = self._victim()
             self._preempt(step, victim)
-            if victim is request:
+            if request.status is not Status.RUNNING:
                 return True
         if grant.moved:
             step.moves[request] = grant
@@ -140,33 +150,16 @@ class Running:
             return limit
         return count
 
-    def _victim(self) -> Request:
-        """FCFS: the last of the running list. Priority: the last in the order of the queue, so that among equals the
-        first one keeps what it has and progress is certain."""
-        if self.config.policy == "fcfs":
-            return next(reversed(self.running))
-        return max(self.running, key=lambda r: (r.priority, r.arrival, r.request_id))
 
-    def _preempt(self, step: Draft, victim: Request) -> None:
-        """Takes all memory back; the victim's whole sequence will be recomputed."""
-        step.budget += step.decodes.pop(victim, 0) + step.chunks.pop(victim, 0)
-        moved = step.moves.pop(victim, None)
-        step.preempted.append(Preemption(victim, victim.num_computed_tokens))
-        self._leave(victim)
-        if moved is not None:
-            self.allocator.settle(moved)  # its copies are left out of the batch: nobody reads the old extent
-        victim.computed = 0
-        victim.status = Status.PREEMPTED
-        victim.num_preemptions += 1
-        self.waiting.put_back(victim)
+def goal_of(request: Request) -> int:
+    """Tokens that a request that does not decode has to compute: all that it knows, so that it samples the next one. A
+    member of a group that is put together again stops one short of that."""
+    group = request.group
+    return request.known - (group is not None and group.gathering)
 
-    def _leave(self, request: Request) -> None:
-        """The request stops running: memory and row are free again."""
-        if request.decoding is not None:
-            self.decodes.remove(request)
-        elif request in self._catching_up:
-            self._catching_up.remove(request)
-        self.allocator.free(request)
-        del self.running[request]
-        self._free_rows.append(request.row)
-        request.row = -1
+
+def _num_in_step(step: Draft, group: Group) -> int:
+    """Tokens that the members need to take a step together, those served already not counted."""
+    if not group.forked or group.gathering:
+        return 1
+    return sum(m not in step.decodes and m not in step.chunks for m in group.live())

@@ -1,9 +1,9 @@
 """Continuous batching with one token budget a step, as in vLLM 0.33: no phases, every request catches up.
 
-A step first serves the running requests in running order, preempting by recompute where memory runs out, then, if
-nothing was preempted, admits waiting ones until the head does not fit. While all that running requests need is one
-token each and the memory is there, the step is taken in bulk and costs nothing per request; otherwise the running
-list is walked request by request, exactly as vLLM does.
+A step first serves the running requests in running order, preempting where memory runs out, then, if nothing was
+preempted, brings back who was swapped out and, if nobody is left there, admits waiting ones until the head does not
+fit. While all that running requests need is one token each and the memory is there, the step is taken in bulk and costs
+nothing per request; otherwise the running list is walked request by request, exactly as vLLM does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from engine.core.allocator import KVAllocator, Refusal, new_tuple
-from engine.core.batch import Admission, Batch, Chunk, Draft
+from engine.core.batch import Admission, Batch, Chunk, Draft, SwapIn
 from engine.core.content import TokenContent
+from engine.core.forking import Groups, shorter
 from engine.core.limits import PrefixCounters, SchedulerConfig
 from engine.core.request import Request, Status
 from engine.core.running import Running
@@ -31,7 +32,10 @@ class Scheduler(Running):
     def __init__(self, config: SchedulerConfig, allocator: KVAllocator) -> None:
         super().__init__(config, allocator)
         self.prefix = PrefixCounters()
+        if config.preemption == "swap" and not getattr(allocator, "host_blocks", 0):
+            raise ValueError("preemption='swap' needs an allocator with host memory: kv.host_blocks is 0")
         self._next_order = 0
+        self._groups = Groups(allocator, self.decodes, self._catching_up)
         self._watch: Hashable = None
         self._caches = bool(getattr(allocator, "enable_caching", False))
         self._catch_up = getattr(allocator, "catch_up", None)
@@ -44,22 +48,32 @@ class Scheduler(Running):
 
     def refuses_forever(self, request: Request) -> bool:
         """Whether the request can never be served: longer than the model or than the pool."""
-        too_long = request.num_prompt_tokens + request.max_tokens > self.config.max_model_len
-        return too_long or self.allocator.refuses_forever(request) is not None
+        config = self.config
+        too_long = request.num_prompt_tokens + request.max_tokens > config.max_model_len
+        width = 1 if request.group is None else len(request.group.members)
+        too_wide = width > min(config.max_num_seqs, config.max_num_batched_tokens)
+        return too_long or too_wide or self.allocator.refuses_forever(request) is not None
 
     def arrival_matters(self) -> bool:
         """Whether a new arrival could be admitted, so that a run of equal steps must end at it."""
-        return len(self.running) < self.config.max_num_seqs and (not self.waiting or self.config.policy == "priority")
+        if self.swapped or not self._free_rows:
+            return False
+        return not self.waiting or self.config.policy == "priority"
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anybody runs, waits, or is swapped out."""
+        return bool(self.running or self.waiting or self.swapped)
 
     @property
     def may_run_on(self) -> bool:
         """Whether the next batch can be steady: all that run decode."""
-        return not self._catching_up
+        return not (self._catching_up or self._groups.unsteady)
 
     @property
     def may_coast(self) -> bool:
         """Whether all that there are decode: nobody waits, nobody catches up."""
-        return not (self.waiting or self._catching_up)
+        return not (self.waiting or self._catching_up or self.swapped or self._groups.unsteady)
 
     # one step -----------------------------------------------------------------------------------------------------
 
@@ -70,8 +84,10 @@ class Scheduler(Running):
         many equal steps, at most `horizon`, as memory surely lasts and the queue's head surely stays refused.
         """
         self._watch = None
-        decodes = self.decodes
-        if not self.waiting and not self._catching_up:
+        decodes, groups = self.decodes, self._groups
+        if groups.unsteady:
+            horizon = 1
+        elif not self.waiting and not self._catching_up and not self.swapped:
             steps = self._steps_in_bulk(horizon)
             if steps:
                 return self._decode(steps)
@@ -80,17 +96,24 @@ class Scheduler(Running):
         self._serve_running(step)
         decodes.clock += 1
         chunks = [self._compute(request, count) for request, count in step.chunks.items()] if step.chunks else []
-        head_refusal = self._admit_waiting(step, chunks) if self.waiting and not step.preempted else None
+        head_refusal = None
+        if self.swapped and not step.preempted:
+            head_refusal = self._swap_in(step)
+        if self.waiting and not step.preempted and not self.swapped:
+            head_refusal = self._admit_waiting(step, chunks)
+        grants = [*groups.copies, *step.moves.values()] if groups.copies or step.moves else ()
         batch = Batch(
             decodes,
             chunks,
             step.admitted,
             step.preempted,
-            [pair for grant in step.moves.values() for pair in grant.copies] if step.moves else (),
-            list(step.moves.values()),
+            [pair for grant in grants for pair in grant.copies] if grants else (),
+            [*grants, *step.swaps] if step.swaps else grants,
             head_refusal,
-            len(self.waiting),
+            len(self.waiting) + len(self.swapped),
         )
+        if step.swaps or groups.forks or groups.joined:
+            groups.tell(batch, step)
         if horizon > 1 and batch.steady and not self._catching_up:
             self._go_on(batch, first_growth, self.allocator.free_run(decodes, horizon - 1, self._watch))
         return batch
@@ -139,11 +162,16 @@ class Scheduler(Running):
     def _admit_waiting(self, step: Draft, chunks: list[Chunk]) -> Refusal | None:
         """Admits from the head on; the refusal if memory stopped it."""
         config, waiting, running, allocator = self.config, self.waiting, self.running, self.allocator
-        while waiting and step.budget > 0 and len(running) < config.max_num_seqs:
+        while waiting and step.budget > 0 and self._free_rows:
             request = waiting.head()
+            if request.group is not None and len(request.group.live()) > len(self._free_rows):
+                return None
             hit = allocator.lookup(request)
             self._watch = hit.missing
             known = request.known
+            if request.group is not None and request.group.forked:
+                known -= 1
+                hit = shorter(hit, known, allocator.block_size)
             count = self._capped(known - hit.num_tokens)
             if count > step.budget:
                 if not config.chunked_prefill:
@@ -170,13 +198,48 @@ class Scheduler(Running):
             counters.queries += request.known
             counters.hits += num_hit_tokens
         step.admitted.append(new_tuple(Admission, (request, num_hit_tokens, resumed)))
-        request.status = Status.RUNNING
         request.computed = num_hit_tokens
+        self._seat(request)
+        self._catching_up.append(request)
+        group = request.group
+        if group is not None:
+            group.gathering = group.forked
+            for member in group.live()[1:]:
+                self._seat(member)
+                member.status = Status.JOINING
+
+    def _seat(self, request: Request) -> None:
+        request.status = Status.RUNNING
         request.row = self._free_rows.pop()
         request.order = self._next_order
         self._next_order += 1
         self.running[request] = None
-        self._catching_up.append(request)
+
+    def _swap_in(self, step: Draft) -> Refusal | None:
+        """Brings back who was swapped out first; the refusal if memory stopped it. Who decodes does so in this step."""
+        while self.swapped:
+            members = self.swapped[0]
+            # The last token of a prompt is a chunk: it brings the first output token.
+            counts = [int(m.known - m.computed == 1 and m.known > m.num_prompt_tokens) for m in members]
+            if len(members) > len(self._free_rows) or sum(counts) > step.budget:
+                return None
+            totals = [m.computed + count for m, count in zip(members, counts, strict=True)]
+            grant = self.allocator.swap_in(members, totals, others_running=bool(self.running))  # type: ignore[attr-defined]
+            if isinstance(grant, Refusal):
+                return grant
+            step.swaps.append(grant)
+            self.swapped.pop(0)
+            for member, count in zip(members, counts, strict=True):
+                self._seat(member)
+                step.swapped_in.append(SwapIn(member, member.computed))
+                member.computed += count
+                if count:
+                    self.decodes.add(member)
+                    step.joined.append(member)
+                else:
+                    self._catching_up.append(member)
+            step.budget -= sum(counts)
+        return None
 
     def look_ahead(self) -> None:
         """While a step runs elsewhere: what the next ones would do first. Blocks that decoding has filled are committed
@@ -207,6 +270,10 @@ class Scheduler(Running):
                 request.known += 1
                 self._catching_up.remove(request)
                 decodes.add(request)
+            if chunk.request.group is not None:
+                self._groups.computed(chunk, result.stopped)
+        for group, parents in result.beams:
+            self._groups.select(group, parents)
         return self.finish(result.stopped) if result.stopped else []
 
     def finish(self, stopped: Sequence[Request]) -> list[Request]:

@@ -27,13 +27,14 @@ class ShadowMemory:
     The value is the token's content key at block size 1: equal for two requests just where they may share.
     """
 
-    __slots__ = ("_contents", "block_size", "slots")
+    __slots__ = ("_contents", "_host", "block_size", "slots")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         """`num_blocks` counts the null block, as an allocator's does."""
         self.block_size = block_size
         self.slots: list[Hashable] = [None] * (num_blocks * block_size)
         self._contents: dict[Request, Content] = {}
+        self._host: dict[int, list[Hashable]] = {}
 
     def write(self, request: Request, start: int, stop: int, table: Sequence[int]) -> None:
         """Computes the tokens `start` to `stop - 1` of a request."""
@@ -46,6 +47,14 @@ class ShadowMemory:
         blocks = [slots[source * size : (source + 1) * size] for source, _ in pairs]
         for (_, target), block in zip(pairs, blocks, strict=True):
             slots[target * size : (target + 1) * size] = block
+
+    def swap(self, to_host: Iterable[tuple[int, int]], to_device: Iterable[tuple[int, int]]) -> None:
+        """Copies blocks to host memory, and then others back."""
+        size = self.block_size
+        for block_id, host_id in to_host:
+            self._host[host_id] = self.slots[block_id * size : (block_id + 1) * size]
+        for host_id, block_id in to_device:
+            self.slots[block_id * size : (block_id + 1) * size] = self._host[host_id]
 
     def check(self, request: Request, stop: int, table: Sequence[int]) -> None:
         """The first `stop` tokens must be found where the table says; ContractViolation with both sides."""

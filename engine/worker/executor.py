@@ -148,7 +148,7 @@ class ModelExecutor:
     def _arrange(self, batch: Batch) -> None:
         """Rows and block tables as the scheduler has decided them."""
         rows, table_of = self.rows, self._table_of
-        for request, _ in batch.preempted:
+        for request, _, _ in batch.preempted:
             if request in rows.row_of:
                 rows.leave(request)
         for request, _, _ in batch.admitted:

@@ -62,7 +62,7 @@ class Lifetimes:
 
     def submit(self, batch: Batch) -> StepResult:
         """The cost model's answer; memory changes hands before the step, or after it for those who stop."""
-        for request, _ in batch.preempted:
+        for request, _, _ in batch.preempted:
             self._note(request, 0)
         for request, _, _ in batch.admitted:
             self._note(request, (request.num_prompt_tokens + request.num_stop_tokens) * self._bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ from engine.core.registry import PoolConfig
 from engine.core.request import Request
 from engine.core.step import Cut, never_skip
 from sim import simulate as simulate_module
+from sim.ancestry import Ancestry
 from sim.cost import LinearModel, RooflineModel, StepModel, TableModel
 from sim.cost_executor import CostExecutor
 from sim.simulate import Run, RunSpec, simulate
@@ -38,6 +39,7 @@ class Case:
     tokens: list[list[int]] | None
     """Token ids of prompt and output, by request; None where content is the trace's."""
     copy_block_ps: int = 0
+    swap_block_ps: int = 0
 
 
 @dataclass
@@ -157,6 +159,33 @@ def random_case(seed: int, allocator: str | None = None) -> Case:
     return Case(seed, spec, trace, random_model(rng), tokens, rng.choice((0, 1, US // 4)))
 
 
+def random_shared_case(seed: int, allocator: str | None = None) -> Case:
+    """A random case whose requests are groups, or whose victims are swapped out and chosen by other rules."""
+    rng = Random(f"shared {seed}")
+    case = random_case(seed, allocator)
+    pages = case.spec.allocator == "paged"
+    host_blocks = rng.choice((0, 1, 3, 8, 8, 64, 64)) if pages else 0
+    limits = replace(
+        case.spec.limits,
+        preemption=rng.choice(("recompute", "swap", "swap", "auto", "auto")) if host_blocks else "recompute",
+        victim=rng.choice((None, None, "last", "least-computed", "priority")),
+    )
+    width = rng.choice((1, 2, 2, 3, 4, 6))
+    capacity = case.spec.pool.capacity_blocks * (1 if rng.random() < 0.3 else -(-width // 2) if pages else width)
+    limits = replace(limits, max_num_batched_tokens=limits.max_num_batched_tokens + width)
+    if limits.max_num_seqs < width and rng.random() < 0.8:
+        limits = replace(limits, max_num_seqs=width + rng.randrange(4))
+    spec = replace(
+        case.spec,
+        pool=replace(case.spec.pool, host_blocks=host_blocks, capacity_blocks=capacity),
+        limits=limits,
+        num_samples=width,
+        beam_search=rng.random() < 0.35,
+    )
+    tokens = case.tokens if width == 1 and not spec.beam_search else None
+    return replace(case, spec=spec, tokens=tokens, swap_block_ps=rng.choice((0, 1, US // 8)))
+
+
 @contextmanager
 def prepared(case: Case) -> Iterator[None]:
     """Few bins, so that runs meet both their closed form and their edges; requests get their token content here, as
@@ -186,9 +215,10 @@ def play(case: Case, cut: Cut | None = None, executor: Callable[..., Any] | None
             free(request)
 
         allocator.free = watched_free
-        if executor is None:
-            return CostExecutor(case.model, copy_block_ps=case.copy_block_ps)
-        return executor(allocator, case.model, copy_block_ps=case.copy_block_ps)
+        costs: dict[str, Any] = {"copy_block_ps": case.copy_block_ps, "swap_block_ps": case.swap_block_ps}
+        if case.spec.beam_search:
+            costs["ancestry"] = Ancestry(case.seed)
+        return CostExecutor(case.model, **costs) if executor is None else executor(allocator, case.model, **costs)
 
     with prepared(case):
         run = simulate(case.spec, case.trace, make, cut=cut)
@@ -214,12 +244,13 @@ def seen_of(run: Run, freed: list[Any]) -> dict[str, Any]:
         "blocked": recorder.blocked,
         "pictures": [(s.time, *(column.tolist() for column in s.regions)) for s in recorder.snapshots],
         "freed": freed,
-        "tables": [(r.request_id, tuple(run.allocator.block_table(r))) for r in run.scheduler.running],
+        "tables": [(r.request_id, tuple(r.blocks or ())) for r in run.scheduler.running],
         "free queue": free_queue(run.allocator),
         "stats": run.allocator.stats(),
         "prefix": run.scheduler.prefix,
         "makespan": run.makespan,
         "copies": run.recorder.num_copied_blocks,
+        "swaps": (run.recorder.num_swapped_out, run.recorder.num_swapped_in, run.scheduler.num_swaps_refused),
     }
 
 
