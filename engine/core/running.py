@@ -136,7 +136,7 @@ class Running(Victims):
                 break
             victim = self._victim()
             self._preempt(step, victim)
-            if request.status is not Status.RUNNING:
+            if request not in self.running:
                 return True
         if grant.moved:
             step.moves[request] = grant
