@@ -215,7 +215,9 @@ def play(case: Case, cut: Cut | None = None, executor: Callable[..., Any] | None
             free(request)
 
         allocator.free = watched_free
-        costs: dict[str, Any] = {"copy_block_ps": case.copy_block_ps, "swap_block_ps": case.swap_block_ps}
+        costs: dict[str, Any] = {"copy_block_ps": case.copy_block_ps}
+        if case.swap_block_ps:
+            costs["swap_block_ps"] = case.swap_block_ps
         if case.spec.beam_search:
             costs["ancestry"] = Ancestry(case.seed)
         return CostExecutor(case.model, **costs) if executor is None else executor(allocator, case.model, **costs)
