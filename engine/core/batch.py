@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import Grant, Refusal
 
@@ -179,8 +179,8 @@ class StepResult(NamedTuple):
     """Every further step takes this much more than the one before, unless `durations` says otherwise."""
     durations: Sequence[int] | None = None
     """One duration a step, where they are no arithmetic progression."""
-    sampled: dict[Request, Any] | None = None
-    """Token ids, from executors that compute any."""
+    sampled: dict[Request, int] | None = None
+    """The sampled tokens of sequences that are forked after this step, from executors that compute any."""
     beams: Sequence[tuple[Group, Sequence[int]]] = ()
     """Searches that took a step: for each place of the group the place whose beam goes on there. A beam that goes on at
     all does so in its own place, and perhaps in those of beams that died."""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from engine.core.allocator import Grant, Hit, KVAllocator, Refusal
 from engine.core.batch import Fork
+from engine.core.content import TokenContent
 from engine.core.request import Request, Status
 
 if TYPE_CHECKING:
-    from engine.core.batch import Batch, Chunk, Draft
+    from engine.core.batch import Batch, Chunk, Draft, StepResult
     from engine.core.decode_set import DecodeSet
     from engine.core.group import Group
 
@@ -37,18 +38,18 @@ class Groups:
         """Whether the next step cannot stand for more than one: every step of a search ends with a selection."""
         return bool(self.forks or self.joined or self._decodes.num_beams)
 
-    def computed(self, chunk: Chunk, stopped: Sequence[Request]) -> None:
-        """A member has computed a chunk: of the prompt, or of what it lost. `stopped`: who sampled a last token."""
+    def computed(self, chunk: Chunk, result: StepResult) -> None:
+        """A member has computed a chunk: of the prompt, or of what it lost."""
         request, group = chunk.request, chunk.request.group
         assert group is not None
         if chunk.completes and not group.forked:
             group.forked = True
-            if all(member in stopped for member in group.members):
+            if all(member in result.stopped for member in group.members):
                 return
             others = [member for member in group.members if member is not request]
             self._fork(request, others, request.computed)
             for member in others:
-                member.content = request.content.fork(request.computed)
+                _branch(request, member, request.computed, result)
             for member in others:
                 member.computed, member.known = request.computed, request.known
                 self._decode(member)
@@ -91,7 +92,7 @@ class Groups:
                     self._catching_up.remove(member)
                 self._decode(member)
 
-    def select(self, group: Group, parents: Sequence[int]) -> None:
+    def select(self, group: Group, parents: Sequence[int], result: StepResult) -> None:
         """A search took a step: beams that died give their places to copies of others. ValueError for a beam that goes
         on elsewhere but not in its own place."""
         members = group.members
@@ -106,7 +107,7 @@ class Groups:
             num_tokens = survivor.num_computed_tokens
             self._fork(survivor, dead, num_tokens)
             for child in dead:
-                child.content = survivor.content.fork(num_tokens)
+                _branch(survivor, child, num_tokens, result)
 
     def tell(self, batch: Batch, step: Draft) -> None:
         """Puts into the batch what happened before it and beside it."""
@@ -117,6 +118,13 @@ class Groups:
         batch.to_device = [pair for grant in step.swaps for pair in grant.to_device]
         batch.steady = False
         self.forks, self.joined, self.copies = [], [], []
+
+
+def _branch(parent: Request, child: Request, num_tokens: int, result: StepResult) -> None:
+    """The child's content: the parent's first tokens, and the one that it has sampled itself, where tokens are known."""
+    child.content = parent.content.fork(num_tokens)
+    if result.sampled is not None and isinstance(child.content, TokenContent):
+        child.content.tokens.append(result.sampled[child])
 
 
 def shorter(hit: Hit, num_tokens: int, block_size: int) -> Hit:

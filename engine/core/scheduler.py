@@ -271,9 +271,9 @@ class Scheduler(Running):
                 self._catching_up.remove(request)
                 decodes.add(request)
             if chunk.request.group is not None:
-                self._groups.computed(chunk, result.stopped)
+                self._groups.computed(chunk, result)
         for group, parents in result.beams:
-            self._groups.select(group, parents)
+            self._groups.select(group, parents, result)
         return self.finish(result.stopped) if result.stopped else []
 
     def finish(self, stopped: Sequence[Request]) -> list[Request]:
