@@ -208,11 +208,17 @@ class AttentionBackend(ABC):
     @classmethod
     @abstractmethod
     def copy_blocks(
-        cls, kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout | None = None
+        cls,
+        kv_caches: Sequence[torch.Tensor],
+        pairs: torch.Tensor,
+        layout: KVLayout | None = None,
+        *,
+        disjoint: bool = False,
     ) -> None:
         """Copies whole blocks (source, destination) of pairs [P, 2] int64 in every layer's cache.
 
-        All sources are read before any destination is written, as the allocator's contract has it.
+        All sources are read before any destination is written, as the allocator's contract has it. `disjoint`: the
+        caller promises that no source is also a destination, which saves a way through scratch memory.
         """
 
     @classmethod

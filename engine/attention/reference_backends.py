@@ -125,7 +125,12 @@ class ReferenceBackend(AttentionBackend):
 
     @classmethod
     def copy_blocks(
-        cls, kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout | None = None
+        cls,
+        kv_caches: Sequence[torch.Tensor],
+        pairs: torch.Tensor,
+        layout: KVLayout | None = None,
+        *,
+        disjoint: bool = False,
     ) -> None:
         copy_blocks(kv_caches, pairs, cls.pick_layout(layout))
 

@@ -154,8 +154,13 @@ class TritonBackend(AttentionBackend):
 
     @classmethod
     def copy_blocks(
-        cls, kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: KVLayout | None = None
+        cls,
+        kv_caches: Sequence[torch.Tensor],
+        pairs: torch.Tensor,
+        layout: KVLayout | None = None,
+        *,
+        disjoint: bool = False,
     ) -> None:
         from engine.attention.kernels import launch
 
-        launch.copy_blocks(kv_caches, pairs, block_axis=cls.pick_layout(layout).block_axis)
+        launch.copy_blocks(kv_caches, pairs, block_axis=cls.pick_layout(layout).block_axis, disjoint=disjoint)

@@ -21,7 +21,7 @@ from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
-from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget
+from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget, memory_of
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.limits import Limits
@@ -31,6 +31,7 @@ from engine.worker.warm_up import warm_up as run_warm_up
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
     from engine.core.request import Request
+    from engine.worker.beam_search import BeamParams
 
 MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 20
 """Rows and tokens of a step that buffers are made for at most."""
@@ -136,6 +137,7 @@ class Engine:
         warm_up: bool = True,
         sampling: Callable[[Request], RowSampling] | None = None,
         stops: Callable[[Request, Sequence[int]], bool] | None = None,
+        beams: Callable[[Request], BeamParams] | None = None,
         watch: Callable[[list[Request], torch.Tensor], None] | None = None,
     ) -> ModelExecutor:
         """An executor over this allocator's blocks; see `ModelExecutor` for the callables.
@@ -152,11 +154,21 @@ class Engine:
         self.backend.check_block_size(size)
         self.release()
         check_fits(self.device, allocator.num_blocks, self.block_bytes(size), self.config.kv_limit_bytes)
-        made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, watch=watch)
+        self._check_host(getattr(allocator, "host_blocks", 0), size)
+        made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, beams=beams, watch=watch)
         if warm_up and self.device.type == "cuda":
             run_warm_up(made)
         self.executor_in_use = made
         return made
+
+    def _check_host(self, host_blocks: int, block_size: int) -> None:
+        """EngineError if host memory has no room for that many blocks."""
+        asked, (free, _) = host_blocks * self.block_bytes(block_size), memory_of(torch.device("cpu"))
+        if asked > free:
+            raise EngineError(
+                f"{host_blocks:,} host blocks are {asked:,} bytes, but {free:,} bytes of host memory are free: "
+                f"{free // self.block_bytes(block_size):,} fit"
+            )
 
     def _assemble(self, allocator: Any, kernel: Kernel, **options: Any) -> ModelExecutor:
         shape = self.architecture
@@ -169,6 +181,7 @@ class Engine:
             device=self.device,
             layout=self.layout,
             kernel=kernel,
+            host_blocks=getattr(allocator, "host_blocks", 0),
         )
         tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
         decoder = Decoder(

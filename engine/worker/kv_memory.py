@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -17,6 +17,10 @@ from engine.attention.layer import allocate_kv_caches
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.triton_backend import TritonBackend
+from engine.worker.host_memory import HostMemory, on
+
+if TYPE_CHECKING:
+    from engine.core.batch import Batch
 
 Kernel = Literal["paged", "contiguous"]
 
@@ -44,8 +48,10 @@ class KVMemory:
         device: torch.device | str,
         layout: KVLayout | None = None,
         kernel: Kernel = "paged",
+        host_blocks: int = 0,
     ) -> None:
-        """`num_blocks` counts the null block 0. AttentionInputError if the backend cannot do what a layer asks."""
+        """`num_blocks` counts the null block 0; `host_blocks`: of host memory, for sequences that are swapped out.
+        AttentionInputError if the backend cannot do what a layer asks."""
         self.backend = backend
         self.layout = backend.pick_layout(layout)
         self.kernel = kernel
@@ -70,9 +76,12 @@ class KVMemory:
             )
         self._impls = [backend.get_impl_cls()(config, self.layout) for config in layers]
         self._layers = list(layers)
+        self._host = HostMemory(self.caches, self.layout.block_axis, host_blocks) if host_blocks else None
 
     def release(self) -> None:
         """Gives the memory back; nothing can be read or written any more."""
+        if self._host is not None:
+            self._host.release()
         self.caches.clear()
         self._views.clear()
 
@@ -104,10 +113,21 @@ class KVMemory:
         else:
             self._impls[layer].attend(q, self.caches[layer], without_table(metadata), out)
 
+    def move_blocks(self, batch: Batch) -> None:
+        """What a batch asks for before it computes: swaps out, then swaps in, then copies. Commands only, in stream
+        order: blocks that were swapped out may be written at once."""
+        if batch.to_host or batch.to_device:
+            if self._host is None:
+                raise ValueError("a batch swaps blocks, and this KV memory was made with host_blocks=0")
+            self._host.store(batch.to_host)
+            self._host.load(batch.to_device)
+        if batch.copies:
+            self.copy_blocks(batch.copies)
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, target) in every layer; all sources are read before any target is written."""
-        device = self.caches[0].device
-        self.backend.copy_blocks(self.caches, torch.tensor(pairs, dtype=torch.int64).to(device), self.layout)
+        disjoint = {source for source, _ in pairs}.isdisjoint(target for _, target in pairs)
+        self.backend.copy_blocks(self.caches, on(self.caches[0].device, pairs), self.layout, disjoint=disjoint)
 
     @property
     def data_ptrs(self) -> list[int]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from engine.core.content import TokenContent
 
 if TYPE_CHECKING:
+    from engine.core.content import Content
     from engine.core.request import Request
 
 Int64s = npt.NDArray[np.int64]
@@ -54,6 +55,24 @@ class RequestTokens:
     def outputs(self) -> list[int]:
         """The tokens sampled so far, as a list of their own."""
         return self.kept[self._first :]
+
+    def fork(self, num_outputs: int) -> RequestTokens:
+        """Those of a sequence that has the prompt and the first outputs of this one, in a list of its own."""
+        twin: RequestTokens = object.__new__(RequestTokens)
+        twin.prompt, twin.limit = self.prompt, self.limit
+        twin._forcing, twin._first = None, 0
+        twin.kept = self.kept[self._first : self._first + num_outputs]
+        return twin
+
+    def follow(self, content: Content) -> None:
+        """Keeps sampled tokens in this content's list from now on, if it has one: prefix caching hashes them.
+        ValueError where it does not know the same tokens."""
+        if not isinstance(content, TokenContent) or content.tokens is self.kept:
+            return
+        count = len(self.prompt)
+        if content.tokens[count:] != self.outputs:
+            raise ValueError(f"a fork goes on with {self.outputs}, and its content with {content.tokens[count:]}")
+        self.kept, self._first = content.tokens, count
 
     def between(self, start: int, stop: int) -> Int64s:
         """Tokens at positions start to stop - 1."""
