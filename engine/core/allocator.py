@@ -106,7 +106,7 @@ class AllocatorStats(NamedTuple):
     """Blocks copied so far (moves, copy-on-write)."""
 
 
-FREE, CACHED, SHARED, NULL = -1, -2, -3, -4
+FREE, CACHED, SHARED, NULL, LEAVING = -1, -2, -3, -4, -5
 
 
 class Regions(NamedTuple):
@@ -115,7 +115,8 @@ class Regions(NamedTuple):
     start: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
     owner: npt.NDArray[np.int64]
-    """Row of the owner, or FREE, CACHED (free, content kept), SHARED (several owners), NULL."""
+    """Row of the owner, or FREE, CACHED (free, content kept), SHARED (several owners), NULL, LEAVING (without an owner,
+    but a copy that has not settled reads it)."""
 
 
 class KVAllocator(Protocol):
@@ -198,7 +199,8 @@ class ForkPool(Protocol):
     """
 
     def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant | Refusal:
-        """Children start with the parent's first `num_tokens` tokens, None: all computed ones. Paged allocators share
+        """Children start with the parent's first `num_tokens` tokens: all computed ones (None), or fewer that fill
+        whole blocks; ValueError for others. Paged allocators share
         blocks (a partly filled last one until somebody writes it), contiguous ones copy. What a child held of its own
         is given up, or written over."""
         ...
@@ -209,6 +211,8 @@ class HostPool(Protocol):
 
     host_blocks: int
     """Blocks of host memory; 0: nothing can be swapped."""
+    num_free_host_blocks: int
+    """Those that nobody uses."""
 
     def swap_out(self, requests: Sequence[Request]) -> Grant | Refusal:
         """Moves what the requests have computed to the host, a block that they share once."""
@@ -224,6 +228,15 @@ class HostPool(Protocol):
 def holds_nothing(request: Request) -> KeyError:
     """The error for a request that the pool does not know."""
     return KeyError(f"request {request.request_id!r} holds no blocks in this pool")
+
+
+def check_fork(parent: Request, num_tokens: int | None, block_size: int) -> int:
+    """How many tokens the children of a fork begin with."""
+    computed = parent.num_computed_tokens
+    count = computed if num_tokens is None else num_tokens
+    if count != computed and (count % block_size or not 0 <= count < computed):
+        raise ValueError(f"{parent} can be forked at {computed} tokens or at the end of a full block, not at {count}")
+    return count
 
 
 MAX_BLOCKS = 1 << 26

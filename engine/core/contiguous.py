@@ -9,13 +9,14 @@ left stays referenced until the batch has run. Hence a request that is alone can
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.core.allocator import (
     EMPTY_GRANT,
     FREE,
+    LEAVING,
     NO_HIT,
     NULL,
     AllocatorStats,
@@ -24,10 +25,12 @@ from engine.core.allocator import (
     Reason,
     Refusal,
     Regions,
+    check_fork,
     check_pool,
     holds_nothing,
     regions_of,
 )
+from engine.core.extents import Departures, Extent
 from engine.core.group import members_of
 from engine.core.placement import make_placement
 from engine.core.reserve import parse_reserve
@@ -35,28 +38,6 @@ from engine.core.reserve import parse_reserve
 if TYPE_CHECKING:
     from engine.core.decode_set import DecodeSet
     from engine.core.request import Request
-
-LEAVING = -5
-"""Owner of an extent that a moved request is still being copied from."""
-
-
-class Extent(NamedTuple):
-    """One allocation: address (block id - 1), blocks granted, token slots asked for before rounding up."""
-
-    start: int
-    granted: int
-    asked_slots: int
-
-    @property
-    def blocks(self) -> range:
-        """The block table: adjacent ids."""
-        return range(self.start + 1, self.start + 1 + self.granted)
-
-    @property
-    def end(self) -> int:
-        """Address behind the last block."""
-        return self.start + self.granted
-
 
 class ContiguousAllocator:
     """One extent of adjacent blocks per request."""
@@ -75,8 +56,7 @@ class ContiguousAllocator:
         self._max_model_len = max_model_len
         self._space = make_placement(fit, capacity_blocks, largest=-(-max_model_len // block_size))
         self._extents: dict[Request, Extent] = {}
-        self._leaving: dict[int, list[tuple[int, int]]] = {}
-        """By first block read: (start, units) that go back when the grant with these copies settles."""
+        self._departures = Departures(self._space)
         self._slid: dict[Request, Extent] = {}
         """The old extents, partly under the new ones, of slides that are not settled."""
         self._asked_slots = 0
@@ -145,25 +125,22 @@ class ContiguousAllocator:
         return Grant((self._extents[request].blocks,))
 
     def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant | Refusal:
-        """Copies the parent's first blocks into the children's own extents; one that has none gets one as long as the
-        parent's, or the fork is refused."""
+        """Copies the parent's first blocks into the children's own extents; one that has none, or one that is too
+        short, gets one as long as the parent's, or the fork is refused."""
         extent = self._extent(parent)
-        count = parent.num_computed_tokens if num_tokens is None else num_tokens
-        held = self._units(count)
-        if held > extent.granted:
-            raise ValueError(f"{parent} has no {count} tokens to copy")
-        new = [child for child in children if child not in self._extents]
+        held = self._units(check_fork(parent, num_tokens, self.block_size))
+        new = [child for child in children if child not in self._extents or self._extents[child].granted < held]
         units = self._units(extent.asked_slots)
         if self._space.most_now(units) < len(new):
             return self._refuse(len(new) * self._space.round_up(units))
         for child in new:
+            if child in self._extents:
+                self.free(child)
             self._hold(child, self._one_more(units, extent.asked_slots))
-        copies = [
-            pair
-            for child in children
-            for pair in zip(extent.blocks[:held], self._extents[child].blocks[:held], strict=True)
-        ]
+        source = extent.blocks[:held]
+        copies = [pair for child in children for pair in zip(source, self._extents[child].blocks[:held], strict=True)]
         self._num_copies += len(copies)
+        self._departures.read(copies)
         return Grant([self._extents[child].blocks if child in new else () for child in children], copies=copies)
 
     def _one_more(self, units: int, asked: int) -> Extent:
@@ -212,7 +189,7 @@ class ContiguousAllocator:
         """To free space elsewhere; where there is not enough, to a place that the old extent is a part of."""
         units = self._units(asked)
         slides = (taken := self._space.take(units)) is None
-        if slides and request not in self._slid:
+        if slides and request not in self._slid and not self._departures.reads(old.start + 1):
             taken = self._space.slide(old.start, old.granted, units)
         if taken is None:
             return self._refuse(self._space.round_up(units))
@@ -222,29 +199,20 @@ class ContiguousAllocator:
         copies = list(zip(old.blocks[:held], new.blocks[:held], strict=True))
         self._num_copies += len(copies)
         start = max(old.start, new.end) if slides else old.start
-        left = [(start, old.end - start)]
-        if not copies:
-            self._give(left)
-        else:
-            self._leaving[old.start + 1] = left
-            if slides:
-                self._slid[request] = old
+        self._departures.read(copies)
+        self._departures.leave(old.start + 1, start, old.end - start)
+        if slides and copies:
+            self._slid[request] = old
         return Grant((new.blocks,), moved=(request,), copies=copies)
-
-    def _give(self, extents: Sequence[tuple[int, int]]) -> None:
-        for start, units in extents:
-            if units > 0:
-                self._space.give(start, units)
 
     def advance(self, requests: DecodeSet, num_steps: int) -> Grant:
         """Nothing to take: `free_run` ends before any growth."""
         return EMPTY_GRANT
 
     def settle(self, grant: Grant) -> None:
-        """Returns what this grant's move left behind."""
-        if grant.copies and grant.moved:
-            first = grant.copies[0][0]
-            self._give(self._leaving.pop(first))
+        """Returns what was left behind and is read by no other copy."""
+        if grant.copies:
+            first = self._departures.settle(grant.copies)
             for request in grant.moved:
                 if request in self._slid and self._slid[request].start + 1 == first:
                     del self._slid[request]
@@ -252,10 +220,8 @@ class ContiguousAllocator:
     def free(self, request: Request) -> None:
         """Returns the extent, or has it returned with the copies that still read some of it."""
         extent = self._extent(request)
-        if request in self._slid:
-            self._leaving[self._slid.pop(request).start + 1].append((extent.start, extent.granted))
-        else:
-            self._space.give(extent.start, extent.granted)
+        read = self._slid.pop(request, extent)
+        self._departures.leave(read.start + 1, extent.start, extent.granted)
         self._asked_slots -= extent.asked_slots
         del self._extents[request]
         request.blocks = None
@@ -287,14 +253,11 @@ class ContiguousAllocator:
             num_copies=self._num_copies,
         )
 
-    def _left(self) -> list[tuple[int, int]]:
-        return [(start, units) for parts in self._leaving.values() for start, units in parts if units > 0]
-
     def regions(self) -> Regions:
         """Owners by address; an extent that is being left still belongs to nobody else and shows as LEAVING."""
         owner = np.full(self.num_blocks, FREE, dtype=np.int64)
         owner[0] = NULL
-        for start, units in self._left():
+        for start, units in self._departures.kept():
             owner[start + 1 : start + 1 + units] = LEAVING
         for request, extent in self._extents.items():
             owner[extent.start + 1 : extent.start + 1 + extent.granted] = request.row
@@ -302,7 +265,7 @@ class ContiguousAllocator:
 
     def check(self) -> None:
         """Extents and holes tile the pool without overlap; counters agree."""
-        used = [(extent.start, extent.granted) for extent in self._extents.values()] + self._left()
+        used = [(extent.start, extent.granted) for extent in self._extents.values()] + self._departures.kept()
         holes = self._space.holes()
         position = 0
         for start, units in sorted(used + holes):

@@ -106,6 +106,10 @@ class CopyOnWrite:
                     self._left.remove(source)
                     self._pool.release([source], 0)
 
+    def left(self) -> list[int]:
+        """Sources of copies that have not run, without an owner."""
+        return sorted(self._left)
+
     def check(self, counts: list[int]) -> None:
         """`counts`: tables that hold each block. Adds the sources without an owner; AssertionError with both sides."""
         for block_id in self._left:

@@ -10,6 +10,7 @@ import numpy as np
 from engine.core.allocator import (
     CACHED,
     FREE,
+    LEAVING,
     NULL,
     SHARED,
     AllocatorStats,
@@ -69,6 +70,7 @@ class PagedState:
         owner[self.pool.cached_free()] = CACHED
         for request, table in self._tables.items():
             owner[table] = request.row
+        owner[self._writes.left()] = LEAVING
         if self.pool.num_extra_references:
             owner[np.asarray(self.pool.ref_cnts()) > 1] = SHARED
         return regions_of(owner)

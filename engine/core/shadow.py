@@ -92,7 +92,7 @@ def expect(truth: bool, rule: str, *sides: Any) -> None:
 
 def snapshot(allocator: KVAllocator, requests: Iterable[Request]) -> dict[str, Any]:
     """All that can be seen of an allocator and its requests, comparable."""
-    tables = {r.request_id: None if r.blocks is None else list(r.blocks) for r in requests}
+    tables = {(r.request_id, r.sample): None if r.blocks is None else list(r.blocks) for r in requests}
     regions = [column.tolist() for column in allocator.regions()]
     free_queue: list[int] = getattr(getattr(allocator, "pool", None), "free_queue", list)()
     return {"stats": allocator.stats(), "tables": tables, "regions": regions, "free queue": free_queue}
@@ -112,11 +112,11 @@ def check_state(allocator: KVAllocator, running: Sequence[Request], *, copying: 
     expect(count[FREE] + count[CACHED] == free, "FREE and CACHED regions have num_free blocks", owner, stats)
     expect(stats.largest_free_extent <= free, "the largest extent is free", stats)
     keys: dict[int, Hashable] = {}
+    slots = 0
     for request in running:
-        _check_table(allocator, request, owner, keys)
+        slots += _check_table(allocator, request, owner, keys)
     extra = sum(len(allocator.block_table(request)) for request in running) - len(keys)
     expect(extra == stats.num_extra_references, "references beyond the first", extra, stats)
-    slots = extra * allocator.block_size  # only full blocks are shared
     expect(slots == stats.num_extra_slots, "slots of references beyond the first", slots, stats)
     needed = keys.keys() | set(copying)
     expect(
@@ -127,15 +127,21 @@ def check_state(allocator: KVAllocator, running: Sequence[Request], *, copying: 
     )
 
 
-def _check_table(allocator: KVAllocator, request: Request, owner: list[int], keys: dict[int, Hashable]) -> None:
+def _check_table(allocator: KVAllocator, request: Request, owner: list[int], keys: dict[int, Hashable]) -> int:
+    """Filled slots of blocks that tables seen before hold, too. Sharers of a block must have equal tokens in it: of a
+    partly filled one, equally many (that they read them back is checked by the shadow)."""
     table, size = list(allocator.block_table(request)), allocator.block_size
     expect(request.blocks is not None and list(request.blocks) == table, "request.blocks", request.blocks, table)
     expect(all(0 < b <= allocator.capacity_blocks for b in table), "ids lie in 1..capacity_blocks", table)
     expect(len(set(table)) == len(table), "a table holds a block once", table)
     seen = {owner[block_id] for block_id in table}
     expect(seen <= {request.row, SHARED}, "regions give a request its blocks", seen, request.row)
-    full = request.num_computed_tokens // size
+    computed, slots = request.num_computed_tokens, 0
+    full = computed // size
     shareable = request.content.keys(0, full, size)
     for index, block_id in enumerate(table):
-        key = shareable[index] if index < full else (request.request_id, index)
+        filled = min(max(computed - index * size, 0), size)
+        slots += filled if block_id in keys else 0
+        key = shareable[index] if index < full else (index, filled) if filled else (id(request), index)
         expect(keys.setdefault(block_id, key) == key, f"sharers of block {block_id} agree", keys[block_id], key)
+    return slots

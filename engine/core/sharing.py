@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.core.allocator import Grant, Reason, Refusal
+from engine.core.allocator import Grant, Reason, Refusal, check_fork
 from engine.core.host_blocks import HostBlocks
 
 if TYPE_CHECKING:
@@ -53,14 +53,12 @@ class Sharing:
         return [(table, index) for table, index in pairs if index < len(table) and table[index] in self._writes.open]
 
     def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant:
-        """Shares the parent's blocks up to that token: never refused."""
+        """Shares the parent's blocks up to that token: never refused. Partly filled blocks are shared whole only by
+        those who have computed equally many tokens in them."""
         table = self._table(parent)
+        full, filled = divmod(check_fork(parent, num_tokens, self.block_size), self.block_size)
         self.catch_up()
-        count = parent.num_computed_tokens if num_tokens is None else num_tokens
-        full, filled = divmod(count, self.block_size)
         shared = table[: full + (filled > 0)]
-        if count > len(table) * self.block_size:
-            raise ValueError(f"{parent} has no {count} tokens to share")
         for child in children:
             if child in self._tables:
                 self._release(child, findable=False)

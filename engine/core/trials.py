@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from engine.core.allocator import Grant, Hit, KVAllocator
+from engine.core.allocator import EMPTY_GRANT, Grant, Hit, KVAllocator
 from engine.core.content import BlockIdContent, ChainedIds, Content, TokenContent
 from engine.core.decode_set import DecodeSet
 from engine.core.registry import PoolConfig
@@ -19,7 +19,8 @@ from engine.core.shadow import check_state, expect, snapshot
 
 def random_config(rng: Random) -> PoolConfig:
     size, capacity = rng.choice((1, 2, 3, 4, 5, 8)), rng.choice((1, 3, 6, 8, 10, 12, 16, 24, 40))
-    return PoolConfig(capacity, size, max_model_len=max(2, size * capacity * rng.choice((1, 2, 4)) // 4))
+    longest = max(2, size * capacity * rng.choice((1, 2, 4)) // 4)
+    return PoolConfig(capacity, size, longest, host_blocks=rng.choice((0, 1, 3, capacity, 4 * capacity)))
 
 
 class RequestSource:
@@ -62,6 +63,30 @@ class RequestSource:
         tokens += [rng.randrange(2) for _ in range(total - len(tokens))]
         return TokenContent(tokens, salt="salt" if rng.random() < 0.1 else None)
 
+    def twin(self, request: Request) -> Request:
+        """One more sequence of the same lengths, to be forked from it."""
+        self.count += 1
+        return Request(
+            f"r{self.count}",
+            request.num_prompt_tokens,
+            request.max_tokens,
+            oracle_output_tokens=request.oracle_output_tokens,
+            skips_cache_read=request.skips_cache_read,
+        )
+
+    def alike(self, one: Request, other: Request) -> bool:
+        """Whether they are of the same lengths."""
+        lengths = [(r.num_prompt_tokens, r.max_tokens, r.num_stop_tokens) for r in (one, other)]
+        return lengths[0] == lengths[1]
+
+    def branch(self, parent: Request, num_tokens: int) -> Content:
+        """Content that equals the parent's up to that token, and perhaps beyond it."""
+        content = parent.content.fork(num_tokens)
+        if isinstance(content, TokenContent):
+            missing = parent.num_prompt_tokens + parent.max_tokens - len(content.tokens)
+            content.tokens += [self.rng.randrange(2) for _ in range(missing)]
+        return content
+
 
 def serve_alone(
     allocator: KVAllocator, request: Request, config: PoolConfig, rng: Random, note: Callable[..., None]
@@ -83,17 +108,39 @@ def serve_alone(
         allocator.free(first)
         answer = answer if isinstance(answer, Grant) else allocator.admit(request, total, hit, whole=whole)
     note(f"alone{' after another' if before else ''}: admit {request} to {total}, hit={hit.num_tokens}", answer)
-    while True:
-        expect(isinstance(answer, Grant), "alone, a request that is not refused for ever is served", answer)
-        allocator.settle(answer)  # type: ignore[arg-type]
-        request.computed, request.known = total, max(total, request.known)
-        if total == end:
-            break
-        total = min(total + rng.randint(1, 2 * size), end)
-        answer = allocator.extend((request,), (total,))
-        note(f"alone: extend {request} to {total}", answer)
-    check_state(allocator, (request,))
-    allocator.free(request)
+    settle(allocator, request, total, answer)
+    members: Sequence[Request] = (request,)
+    if request.group is not None:
+        grow(allocator, members, prompt, rng, size, note)
+        members = request.group.members
+        answer = allocator.fork(request, members[1:])  # type: ignore[attr-defined]
+        note(f"alone: fork {members}", answer)
+        for row, member in enumerate(members):
+            member.row = row
+            settle(allocator, member, prompt, answer if member is request else EMPTY_GRANT)
+    grow(allocator, members, end, rng, size, note)
+    check_state(allocator, members)
+    for member in members:
+        allocator.free(member)
+
+
+def settle(allocator: KVAllocator, request: Request, total: int, answer: object) -> None:
+    """What was asked for so that the request computes its tokens up to that one must have been granted, and ran."""
+    expect(isinstance(answer, Grant), "alone, a request that is not refused for ever is served", answer)
+    allocator.settle(answer)  # type: ignore[arg-type]
+    request.computed, request.known = total, max(total, request.known)
+
+
+def grow(
+    allocator: KVAllocator, members: Sequence[Request], end: int, rng: Random, size: int, note: Callable[..., None]
+) -> None:
+    """They compute their tokens up to `end`, some at a time, in turns."""
+    while waiting := [request for request in members if request.computed < end]:
+        for request in waiting:
+            total = min(request.computed + rng.randint(1, 2 * size), end)
+            answer = allocator.extend((request,), (total,))
+            note(f"alone: extend {request} to {total}", answer)
+            settle(allocator, request, total, answer)
 
 
 Run = tuple[list[int], dict[str, Any], list[Hit]]

@@ -15,6 +15,7 @@ from engine.core.paged import PagedAllocator
 from engine.core.registry import make_allocator
 from tests.engine.core.manager_replay import ManagerReplay
 from tests.engine.core.planted_faults import FAULTS
+from tests.engine.core.planted_sharing_faults import SHARING_FAULTS
 from tests.engine.core.recordings import RECORDED
 
 SUITES = {
@@ -53,7 +54,7 @@ def law(test: str) -> None:
 
 
 CHECKS = {"suite": suite, "oracle": oracle, "law": law}
-KILLS = [(row, kind) for row in FAULTS for kind in CHECKS if kind in row]
+KILLS = [(row, kind) for row in FAULTS + SHARING_FAULTS for kind in CHECKS if kind in row]
 PASSES = sorted({(kind, row[kind]) for row, kind in KILLS})
 
 
