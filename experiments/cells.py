@@ -15,6 +15,7 @@ from experiments.backends import engine_config_of, engine_for, is_real, need_tor
 from experiments.exits import DeviceMissing
 from experiments.measured import EngineRun
 from experiments.resolve import Cell, Plan, pool_config, see_own_modules
+from experiments.sharing import shares, transfers_of, width_of
 from sim.reconcile import Check
 from sim.recorded_executor import RecordedExecutor, Recording
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
     from engine.core.executor import Executor
     from engine.worker.engine import EngineConfig
+    from experiments.settings import Config
     from sim.cost import StepModel
     from sim.simulate import Run, RunSpec
     from workloads import Trace
@@ -43,6 +45,8 @@ class Task:
     backend: str = "sim"
     engine: EngineConfig | None = None
     """None where steps are simulated."""
+    costs: dict[str, Any] = field(default_factory=dict)
+    """Of copies and swaps, in ps a block, and of a search's beams; {} where there are none."""
 
 
 @dataclass(slots=True)
@@ -92,9 +96,25 @@ def task_of(plan: Plan, cell: Cell) -> Task:
         num_snapshots=cell.map_frames,
         record_steps=measure.record_steps or is_real(config),
         skip=measure.skip,
+        num_samples=width_of(config),
+        beam_search=config.workload.beam_width is not None,
+        record_sharing=shares(config) and not is_real(config),
+        bytes_per_token=plan.pool.bytes_per_token,
     )
     engine = engine_config_of(config) if is_real(config) else None
-    return Task(cell, spec, plan.trace(cell), plan.step_model, measure.executor, measure.backend, engine)
+    costs = _costs(config, cell)
+    return Task(cell, spec, plan.trace(cell), plan.step_model, measure.executor, measure.backend, engine, costs)
+
+
+def _costs(config: Config, cell: Cell) -> dict[str, Any]:
+    if is_real(config) or not shares(config):
+        return {}
+    from sim.ancestry import Ancestry
+
+    transfers = transfers_of(config, cell.block_size)
+    spread = config.measure.beam_spread
+    beams = {} if spread is None else {"ancestry": Ancestry(cell.seed, spread)}
+    return {"copy_block_ps": transfers.copy_block_ps, "swap_block_ps": transfers.swap_block_ps, **beams}
 
 
 def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
@@ -158,11 +178,11 @@ def executor_of(task: Task) -> Executor | EngineRun | Callable[[KVAllocator], Ex
     if task.executor == "cost":
         from sim.cost_executor import CostExecutor
 
-        return CostExecutor(task.step_model)
+        return CostExecutor(task.step_model, **task.costs)
     if task.executor == "shadow":
         from sim.shadow import ShadowExecutor
 
-        return partial(ShadowExecutor, model=task.step_model)
+        return partial(ShadowExecutor, model=task.step_model, **task.costs)
     return _one_layer(task.step_model)
 
 

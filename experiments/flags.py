@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from experiments.sharing_flags import SharingFlags
+
 if TYPE_CHECKING:
     from experiments.config import Layer
 
@@ -35,7 +37,7 @@ def _option(group: Group, text: str, *names: str) -> Any:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(SharingFlags):
     """What an experiment is."""
 
     config: Annotated[

@@ -13,10 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from experiments.backends import is_real
 from experiments.cells import Outcome
 from experiments.config import dump, map_paths
 from experiments.provenance import name_only, without_folders
 from experiments.resolve import Plan
+from experiments.sharing import shares, transfers_of
 from experiments.store import Store, row_counts
 from experiments.trace_lengths import entry_of
 
@@ -57,6 +59,7 @@ def manifest_of(
         "trace_lengths": entry_of(plan.arriving),
         "capacity": plan.pool.to_dict(),
         "step_model": plan.step_times,
+        **_transfers(plan),
         "device": "simulated",
         **engine_entries(outcomes),
         **environment(),
@@ -69,6 +72,14 @@ def manifest_of(
         "notes": plan.notes,
         "files": store.hashes(derived=False),
     }
+
+
+def _transfers(plan: Plan) -> dict[str, Any]:
+    """What copying a block costs, by block size; nothing where nothing is copied."""
+    if is_real(plan.config) or not shares(plan.config):
+        return {}
+    sizes = sorted({cell.block_size for cell in plan.cells})
+    return {"transfers": {str(size): transfers_of(plan.config, size).to_dict() for size in sizes}}
 
 
 def engine_entries(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -64,13 +64,18 @@ def byte_count(value: Any) -> Any:
     return round(float(match[1]) * _TO_BYTES[unit])
 
 
-def pool_bytes(value: Any) -> Any:
+def pool_bytes(value: Any, key: str = "kv_bytes") -> Any:
     """`byte_count`, and a hint where the number can only be meant in another unit."""
     count = byte_count(value)
     number = str(count).replace(".", "", 1).isdigit()
     if number and 0 < float(count) < LEAST_POOL_BYTES:
-        raise ValueError(f"kv_bytes is in bytes, got {value}: write {value}GiB or {value}GB if that is meant")
+        raise ValueError(f"{key} is in bytes, got {value}: write {value}GiB or {value}GB if that is meant")
     return count
+
+
+def host_bytes(value: Any) -> Any:
+    """`pool`, or bytes as for a pool."""
+    return value if value == "pool" else pool_bytes(value, "host_bytes")
 
 
 def fraction(value: Any) -> Any:
@@ -128,9 +133,11 @@ def headroom_bytes(text: str) -> int:
 
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=1e9, allow_inf_nan=False)]
+Delay = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(fraction), Field(ge=0, le=1)]
 Bytes = Annotated[int, BeforeValidator(byte_count), Field(ge=0)]
+HostBytes = Annotated[Annotated[int, Field(gt=0)] | Literal["pool"], BeforeValidator(host_bytes)]
 PoolBytes = Annotated[int, BeforeValidator(pool_bytes), Field(gt=0)]
 Window = Annotated[tuple[float, float] | Literal["arrivals"], BeforeValidator(window)]
 End = Annotated[Seconds | Literal["none"], BeforeValidator(end)]

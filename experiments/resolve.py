@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -14,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from experiments import defaults
 from experiments.arriving import Arriving, arrive, given
 from experiments.backends import NOT_BIT_BY_BIT, check_backend, is_real, need_pin, shape_of
-from experiments.config import dump, flatten
+from experiments.config_hash import config_sha256
 from experiments.exits import UsageError
 from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
 from experiments.series import AttentionKernel
 from experiments.settings import Config, Kernel, Memory, Scheduling, Workload
+from experiments.sharing import arrive_as_samples, check_sharing, host_blocks, with_sharing
 from experiments.step_cost import step_model_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) ->
         window_s=implied.window_s or "arrivals",
         end_s=implied.end_s or "none",
     )
-    return config.model_copy(update={"workload": workload, **update})
+    return with_sharing(config.model_copy(update={"workload": workload, **update}))
 
 
 def _kernel(config: Config, verb: str) -> Kernel | None:
@@ -179,6 +179,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     arriving = given(trace, config.seed) if trace is not None else arrive(config.workload, config.seed, config.num_runs)
     if not all(len(one) for one in arriving.traces.values()):
         raise UsageError(f"{arriving.provenance['name']}: the trace has no requests")
+    arriving = arrive_as_samples(config, arriving)
     sha256 = config_sha256(config, arriving)
     cells = tuple(
         _cell(config, pool, sha256, name, size, seed, writes) for name, size in grid for seed in sorted(arriving.traces)
@@ -225,6 +226,7 @@ def pool_config(config: Config, cell: Cell) -> PoolConfig:
         watermark=rules.watermark or 0.0,
         freed_to=rules.freed_to or "front",
         one_free_each=bool(rules.one_free_each),
+        host_blocks=host_blocks(config, cell.block_size, cell.num_blocks),
     )
 
 
@@ -242,6 +244,8 @@ def scheduler_config(config: Config) -> SchedulerConfig:
         policy=rules.policy,
         batching=rules.batching,
         long_prefill_token_threshold=rules.long_prefill_token_threshold,
+        preemption=rules.preemption or "recompute",
+        victim=rules.victim,
     )
 
 
@@ -257,7 +261,9 @@ def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
             load_allocator(name)
         else:
             for size in {cell.block_size: cell for cell in cells if cell.allocator == name}.values():
-                make_scheduler(limits, make_allocator(name, pool_config(config, size)))
+                allocator = make_allocator(name, pool_config(config, size))
+                check_sharing(config, name, allocator)
+                make_scheduler(limits, allocator)
 
 
 def _with_kernels(config: Config, cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -283,18 +289,3 @@ def see_own_modules() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-
-
-NEWER_KEYS = {"workload.repeat": False, "scheduler.batching": "iteration"}
-"""Keys that came when there were stored results already: at their defaults they are not part of the hash."""
-
-
-def config_sha256(config: Config, arriving: Arriving) -> str:
-    """The same for the same numbers: what arrives counts by content, not by path."""
-    flat = flatten(dump(config))
-    flat.pop("workload.lengths", None)
-    for key, default in NEWER_KEYS.items():
-        if flat.get(key) == default:
-            del flat[key]
-    flat["workload.trace"] = arriving.provenance.get("sha256_by_seed", arriving.provenance["sha256"])
-    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()

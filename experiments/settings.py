@@ -11,7 +11,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from experiments.quantities import Bytes, Count, Counts, End, Fraction, Names, PoolBytes, Rate, Window
+from experiments.quantities import (
+    Bytes,
+    Count,
+    Counts,
+    Delay,
+    End,
+    Fraction,
+    HostBytes,
+    Names,
+    PoolBytes,
+    Rate,
+    Window,
+)
 
 Rule = Literal["default", "sosp23", "chapter-gib", "chapter-gb", "chapter-mixed"]
 Backend = Literal["sim", "cpu", "gpu"]
@@ -49,6 +61,12 @@ class Workload(Section):
     """Requests per second: draws a named workload at this rate, stretches a file's arrivals to it."""
     time_scale: Rate | None = None
     """All arrival times times this; 2 is twice as slow."""
+    num_samples: Count = 1
+    """Sequences of each request that start from its prompt, all of its output length."""
+    beam_width: Count | None = None
+    """Beams of a search, in place of samples."""
+    samples_as: Literal["fork", "requests"] = "fork"
+    """A group that shares its prompt's blocks, or so many equal requests, which may share through the prefix cache."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -56,6 +74,8 @@ class Workload(Section):
             raise ValueError("name (--workload) and trace both say what arrives: keep one")
         if self.trace is not None and self.lengths:
             raise ValueError("lengths are for named workloads; a trace file has its own")
+        if self.beam_width is not None and self.num_samples > 1:
+            raise ValueError("num_samples (-n) and beam_width both say how many sequences there are: keep one")
         for key in ("trace_block_size", "recipe", "tokenizer", "repeat"):
             if self.trace is None and getattr(self, key):
                 raise ValueError(f"{key} is for a trace file; name one with trace")
@@ -88,6 +108,10 @@ class Memory(Section):
     gpu_memory_utilization: Fraction | None = None
     headroom_bytes: Bytes | None = None
     allow_unequal_pools: bool = False
+    host_bytes: HostBytes | None = None
+    """Host memory for sequences that are swapped out; `pool`: as much as KV memory."""
+    host_blocks: Count | None = None
+    """The same in blocks."""
     kernel: Kernel | None = None
     """Attention kernel of contiguous allocators on the real engine: with a block table, without, or each in turn."""
 
@@ -96,6 +120,8 @@ class Memory(Section):
         given = [k for k in ("num_blocks", "kv_tokens", "kv_bytes", "capacity_rule") if getattr(self, k) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} both set the capacity: keep one")
+        if self.host_bytes is not None and self.host_blocks is not None:
+            raise ValueError("host_bytes and host_blocks both set host memory: keep one")
         return self
 
 
@@ -106,6 +132,10 @@ class Scheduling(Section):
     policy: Literal["fcfs", "priority"] = "fcfs"
     batching: Literal["iteration", "request"] = "iteration"
     """`request`: a batch runs until its longest request is done; for allocators that reserve everything at once."""
+    preemption: Literal["recompute", "swap", "auto"] | None = None
+    """What a victim's tokens become; `auto`: groups are swapped to host memory, single sequences computed again."""
+    victim: Literal["last", "least-computed", "priority"] | None = None
+    """Who gives way where memory runs out; by policy where it is left out."""
     too_long: Literal["reject", "truncate"] = "reject"
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     max_num_seqs: Count | None = None
@@ -132,6 +162,14 @@ class Measuring(Section):
     record_steps: bool = False
     skip: bool = True
     map_frames: int | None = Field(default=None, ge=0, le=100_000)
+    host_bytes_per_s: Rate | None = None
+    """Between device and host, each way."""
+    host_copy_s: Delay | None = None
+    """Beside its bytes, for each copy call: K and V of each layer of each block have one."""
+    copy_bytes_per_s: Rate | None = None
+    """Of blocks that are copied on the device: bytes read, and as many written, in a second."""
+    beam_spread: Delay | None = None
+    """See `sim.ancestry`."""
 
 
 class RealEngine(Section):

@@ -89,6 +89,34 @@ ENGINE_METRICS: tuple[Metric, ...] = (
 )
 """Columns that only runs on the real engine have."""
 
+SHARING_METRICS: tuple[Metric, ...] = (
+    Metric("mean_logical_blocks", "logical blocks", "entries of running sequences' block tables, over time", "blocks"),
+    Metric("mean_physical_blocks", "physical blocks", "blocks with an owner, each once, over time", "blocks"),
+    Metric("sharing_saving_frac", "saved by sharing", "1 - sum of physical / sum of logical blocks, over time", "1"),
+    Metric(
+        "iter_sharing_saving_frac",
+        "saved by sharing, by iteration",
+        "1 - 1 / mean over steps of logical / physical blocks: the mean of ratios that the SOSP'23 artifact takes",
+        "1",
+    ),
+    Metric(
+        "mean_cached_free_blocks", "cached free blocks", "free blocks that hold a cached prefix, over time", "blocks"
+    ),
+    Metric("num_forks", "forks", "sequences that started with another one's blocks, over the run", "sequences"),
+    Metric(
+        "num_copied_blocks",
+        "copied blocks",
+        "blocks copied on the device (copy-on-write, moves), over the run",
+        "blocks",
+    ),
+    Metric("num_swapped_out_blocks", "swapped out", "blocks copied to host memory, over the run", "blocks"),
+    Metric("num_swapped_in_blocks", "swapped in", "blocks copied back, over the run", "blocks"),
+    Metric("swapped_out_bytes", "swapped out", "num_swapped_out_blocks x bytes of a block on one rank", "bytes"),
+    Metric("swapped_in_bytes", "swapped in", "num_swapped_in_blocks x bytes of a block on one rank", "bytes"),
+    Metric("num_swaps_refused", "swaps refused", "victims recomputed because host memory was full", "preemptions"),
+)
+"""Columns that only runs with `record_sharing` have; tokens recomputed and the prefix cache's hits every run has."""
+
 
 def quantile(values: Sequence[float], q: float) -> float | None:
     """Linear interpolation between order statistics (NumPy's default); None without values."""
@@ -128,6 +156,17 @@ def latencies(rows: Iterable[RequestRow]) -> dict[str, float | None]:
         for q in (50, 90, 95, 99):
             table[f"p{q}_{name}_s"] = quantile(found, q / 100)
     return table
+
+
+def sharing_saving(logical: int, physical: int) -> float | None:
+    """1 - physical / logical, of sums of blocks; None where there are none."""
+    share = ratio(physical, logical)
+    return None if share is None else 1.0 - share
+
+
+def mean_of_ratios_saving(extra_ratio: int, unit: int, num_steps: int) -> float | None:
+    """1 - 1 / mean of logical / physical, from the sum over steps of (logical - physical) / physical in 1 / `unit`."""
+    return sharing_saving(num_steps * unit + extra_ratio, num_steps * unit)
 
 
 def memory(

@@ -9,6 +9,7 @@ import numpy as np
 
 from sim import integrals as at
 from sim.int_log import Packed, exact_sum
+from sim.sharing_recorder import SharingRecorder
 
 if TYPE_CHECKING:
     from sim.rows import RequestRow
@@ -49,7 +50,26 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
     ]
     if not cut:
         checks += _drained(run, whole)
+    if isinstance(run.recorder, SharingRecorder):
+        checks += _shared(run, run.recorder)
     return checks
+
+
+def _shared(run: Run, recorder: SharingRecorder) -> list[Check]:
+    """Blocks counted step by step against the integrals over the same steps, and what went to the host and back."""
+    steps = run.integrals_between(run.window.start, run.window.stop)[at.WIDTH :]
+    size = run.allocator.block_size
+    logical, physical = recorder.logical_blocks * size, recorder.physical_blocks * size
+    back = recorder.num_swapped_in <= recorder.num_swapped_out
+    return [
+        _equal("sharing: physical blocks by step = slots held", physical, steps[at.USED]),
+        _equal(
+            "sharing: slots counted more than once <= those of shared blocks",
+            logical - physical >= steps[at.EXTRA],
+            True,
+        ),
+        _equal("swap: nothing comes back that was not put aside", back, True),
+    ]
 
 
 def _strays(ids: Packed, num_trace_rows: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.core.executor import Executor
@@ -21,6 +21,7 @@ from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
 from sim.row_store import RowStore
+from sim.sharing_recorder import SharingRecorder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,10 @@ class RunSpec:
     """Sequences of each request that start from its prompt, all of its output length."""
     beam_search: bool = False
     """Whether they are the beams of a search."""
+    record_sharing: bool = False
+    """Whether logical and physical blocks are counted step by step, and what was copied and swapped is told."""
+    bytes_per_token: int = 0
+    """Of K and V, for the bytes that were swapped; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +204,11 @@ class Simulation:
         span = max(last, window.stop if window else 0, end or 0)
         self._bins = grid(span)
         edges = set(self._bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
-        self._recorder = Recorder(
+        record: Callable[..., Recorder] = Recorder
+        if spec.record_sharing:
+            start, stop = (window.start, window.stop) if window else (0, None)
+            record = partial(SharingRecorder, start=start, stop=stop)
+        self._recorder = record(
             scheduler,
             sorted(edges - {0}),
             final_tokens=_final_tokens(spec.final_token_has_slot),

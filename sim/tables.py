@@ -14,6 +14,7 @@ from sim import metrics
 from sim.int_log import Packed
 from sim.metrics import PS
 from sim.rows import RequestRow
+from sim.sharing_recorder import UNIT, SharingRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +69,30 @@ def summary_of(run: Run) -> dict[str, Any]:
         "window_stop_s": window.stop / PS,
         "window_kind": window.kind,
         **_whole_run(run, len(finished)),
+        **(_sharing(run, row) if run.spec.record_sharing else {}),
+    }
+
+
+def _sharing(run: Run, row: Sequence[int]) -> dict[str, Any]:
+    """The columns of `metrics.SHARING_METRICS` that not every run has."""
+    recorder, size, time = run.recorder, run.allocator.block_size, row[at.TIME]
+    assert isinstance(recorder, SharingRecorder)
+    logical, physical = row[at.USED] + row[at.EXTRA], row[at.USED]
+    cached = run.capacity_slots * time - row[at.USED] - row[at.SPARE] if run.caches else 0
+    swapped = {"out": recorder.num_swapped_out, "in": recorder.num_swapped_in}
+    block_bytes = run.spec.bytes_per_token * size
+    return {
+        "mean_logical_blocks": metrics.ratio(logical, size * time),
+        "mean_physical_blocks": metrics.ratio(physical, size * time),
+        "sharing_saving_frac": metrics.sharing_saving(logical, physical),
+        "iter_sharing_saving_frac": metrics.mean_of_ratios_saving(
+            recorder.extra_ratio, UNIT, recorder.num_steps_counted
+        ),
+        "mean_cached_free_blocks": metrics.ratio(cached, size * time),
+        "num_forks": recorder.num_forks,
+        **{f"num_swapped_{way}_blocks": count for way, count in swapped.items()},
+        **{f"swapped_{way}_bytes": count * block_bytes if block_bytes else None for way, count in swapped.items()},
+        "num_swaps_refused": run.scheduler.num_swaps_refused,
     }
 
 

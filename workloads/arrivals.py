@@ -109,18 +109,21 @@ def all_at_once(num_requests: int, seed: int = 0) -> Int64s:
     return np.zeros(num_requests, np.int64)
 
 
-def poisson_counts(rate_per_s: float, duration_s: float, seed: int, quantum_ns: int = PAPER_QUANTUM_NS) -> Int64s:
+def poisson_counts(
+    rate_per_s: float, duration_s: float, seed: int, quantum_ns: int = PAPER_QUANTUM_NS, *, artifact: bool = False
+) -> Int64s:
     """The paper's arrivals: a Poisson count for every quantum of [0, duration), placed at the quantum's
     start.
 
     The number of requests is random too. Ties are common at high rates and every time is on the quantum's
-    grid.
+    grid. `artifact`: the counts that the paper's artifact draws for that seed, with NumPy's generator of old.
     """
     _check(rate_per_s, 0)
     if quantum_ns < 1 or not 0 < duration_s < float("inf"):
         raise ValueError(f"poisson_counts: need positive sizes, got duration_s={duration_s}, quantum_ns={quantum_ns}")
     num_quanta = -(-round(exact(duration_s) * NS_PER_S) // quantum_ns)
-    counts = np.random.default_rng(seed).poisson(rate_per_s * quantum_ns / NS_PER_S, num_quanta)
+    rng = np.random.RandomState(seed) if artifact else np.random.default_rng(seed)
+    counts = rng.poisson(rate_per_s * quantum_ns / NS_PER_S, num_quanta)
     return np.repeat(np.arange(num_quanta) * quantum_ns, counts)
 
 

@@ -7,7 +7,8 @@ What is cut and when it is measured belongs to the experiment, not to the trace.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from random import Random
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,7 @@ def named_trace(
     *,
     rate_per_s: float | None = None,
     duration_s: int | None = None,
+    draw: Literal["own", "artifact"] = "own",
 ) -> Trace:
     """A workload of the paper, offline: arrivals on the run's clock (the first is seldom at 0), shuffled by
     `seed`.
@@ -66,17 +68,21 @@ def named_trace(
     requests arrive than there are rows, the list is repeated. `rate_per_s` is required by 'paper-fig12a' and
     'paper-fig12d', the others may be moved by it; so may the seconds of arrivals. Raises ValueError for an unknown
     name, a missing rate or an empty list.
+
+    `draw='artifact'` makes the generator calls of the paper's artifact, in its order: with its pairs and its seed 0 the
+    requests are the very ones of its scripts, row for row (as many rows as requests arrive, the list repeated).
     """
     recipe = _recipe(name, rate_per_s)
     if duration_s is not None:
         recipe = recipe._replace(duration_s=duration_s)
     rate = recipe.rate_per_s or 0.0
-    stamps = arrivals.poisson_counts(rate, recipe.duration_s, seed)
-    num_rows = round(rate * recipe.duration_s)
+    own = draw == "own"
+    stamps = arrivals.poisson_counts(rate, recipe.duration_s, seed, artifact=not own)
+    num_rows = round(rate * recipe.duration_s) if own else len(stamps)
     real = (lengths or {}).get(recipe.lengths)
     pairs = standin_file(recipe.lengths, num_rows) if real is None else real
     head, rows = _head(name, pairs, num_rows)
-    order = _shuffled(len(stamps), len(rows), seed)
+    order = _shuffled(len(stamps), len(rows), seed) if own else _shuffled_as_artifact(len(stamps), len(rows), seed)
     source = {
         "format": "named",
         "rows": f"first {len(rows)} with in + out < {MAX_TOTAL}, shuffled",
@@ -84,7 +90,7 @@ def named_trace(
         "lengths": f"{recipe.lengths} {'stand-in' if real is None else 'as given'}",
         "duration_s": str(recipe.duration_s),
         "repeated_rows": str(max(0, len(stamps) - len(rows))),
-        "seed": str(seed),
+        "seed": str(seed) if own else f"{seed}, drawn as by the artifact",
     }
     return Trace.build(stamps, head[0][order], head[1][order], name=name, source_row=rows[order], source=source)
 
@@ -124,3 +130,10 @@ def _shuffled(num_requests: int, num_rows: int, seed: int) -> Int64s:
     pool, _ = repeated((rows, rows), max(num_requests, num_rows))
     # A stream of its own, so that the arrivals of a seed do not depend on the shuffle.
     return np.random.default_rng([seed, 1]).permutation(pool)[:num_requests]
+
+
+def _shuffled_as_artifact(num_requests: int, num_rows: int, seed: int) -> Int64s:
+    """Row of each request by the standard library's shuffle, which the artifact seeds with the same number."""
+    rows = np.resize(np.arange(num_rows), num_requests).tolist()
+    Random(seed).shuffle(rows)
+    return np.array(rows, np.int64)
