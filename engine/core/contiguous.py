@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from engine.core.decode_set import DecodeSet
     from engine.core.request import Request
 
+
 class ContiguousAllocator:
     """One extent of adjacent blocks per request."""
 

@@ -104,7 +104,7 @@ class CopyOnWrite:
                 del self._reading[source]
                 if source in self._left:
                     self._left.remove(source)
-                    self._pool.release([source], 0)
+                    self._pool.release([source], int(self._pool.is_cached(source)))
 
     def left(self) -> list[int]:
         """Sources of copies that have not run, without an owner."""

@@ -96,7 +96,9 @@ def serve_alone(
     if allocator.refuses_forever(request) is not None:
         return
     size = config.block_size
-    end = min(request.num_prompt_tokens + request.max_tokens - 1, config.max_model_len)
+    # Reservations of groups are for their true lengths: members that pass them may stand in each other's way.
+    length = request.max_tokens if request.group is None else request.num_stop_tokens
+    end = min(request.num_prompt_tokens + length - 1, config.max_model_len)
     first = Request("first", -(-request.num_prompt_tokens // 2), 1)
     before = bool(request.max_tokens % 2) and isinstance(allocator.admit(first, first.num_tokens), Grant)
     hit, request.row = allocator.lookup(request), 0

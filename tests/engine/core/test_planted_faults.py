@@ -30,7 +30,7 @@ SUITES = {
 
 
 def suite(allocator: str) -> None:
-    for seed in range(60):
+    for seed in range(100):
         run_contract(SUITES[allocator], seed=seed)
 
 

@@ -169,6 +169,22 @@ def test_the_source_of_a_copy_without_an_owner_waits_for_the_copy():
     assert target in allocator.block_table(first)
 
 
+def test_a_source_that_was_filled_meanwhile_is_kept_with_what_is_cached():
+    allocator = paged(4, 2)
+    first = Request("r", 3, 50, content=TokenContent(list(range(9))))
+    allocator.admit(first, 3)
+    first.computed, first.known = 3, 4
+    (second,) = forked(allocator, first, 1)
+    second.content.tokens += range(50, 60)
+    grant = allocator.extend((first, second), (3, 4))
+    ((source, _),) = grant.copies
+    second.computed = 4
+    allocator.free(second)
+    allocator.settle(grant)
+    allocator.check()
+    assert allocator.pool.free_queue() == [4, source]
+
+
 def test_no_run_of_steps_while_a_partly_filled_block_is_shared():
     allocator = paged(30)
     first = prompted(allocator, 6)
