@@ -20,6 +20,7 @@ from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.trace_cli import trace_app
+from experiments.whole import MaybeWhole, Whole
 
 
 def _version() -> str:
@@ -124,7 +125,7 @@ def plot(
 
 
 @app.command(name="map")
-def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: int = 64) -> int:
+def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: Whole = 64) -> int:
     """Show who holds which block: the memory map of stored runs.
 
     Parameters
@@ -148,7 +149,7 @@ def capacity(
     rule: str = "default",
     mean_prompt_len: Annotated[float | None, Parameter(show_default=False)] = None,
     mean_output_len: Annotated[float | None, Parameter(show_default=False)] = None,
-    concurrency: Annotated[int | None, Parameter(show_default=False)] = None,
+    concurrency: Annotated[MaybeWhole, Parameter(show_default=False)] = None,
     simulate: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: Json = False,
 ) -> int:
@@ -189,7 +190,7 @@ def validate(target: Path, *, json: Json = False) -> int:
 
 
 @app.command(name="check-allocator")
-def check_allocator(name: str, *, seeds: int = 20, actions: int = 60, json: Json = False) -> int:
+def check_allocator(name: str, *, seeds: Whole = 20, actions: Whole = 60, json: Json = False) -> int:
     """Run the allocator contract on an allocator: a name, or package.module:Class.
 
     Parameters
@@ -209,8 +210,8 @@ def reproduce(
     *names: str,
     quick: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     lengths: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    seeds: int | None = None,
-    jobs: Annotated[int, Parameter(name=("-j", "--jobs"))] = 1,
+    seeds: MaybeWhole = None,
+    jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"))] = 1,
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
     out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
     json: Json = False,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from experiments.whole import Whole
+
 if TYPE_CHECKING:
     from experiments.config import Layer
 
@@ -281,7 +283,7 @@ class OutputFlags:
             group=_OUT,
         ),
     ] = True
-    jobs: Annotated[int, _option(_OUT, "Processes; the numbers do not depend on it [1].", "-j", "--jobs")] = 1
+    jobs: Annotated[Whole, _option(_OUT, "Processes; the numbers do not depend on it [1].", "-j", "--jobs")] = 1
     verbose: Annotated[
         bool, Parameter(name=("-v", "--verbose"), help="Say more.", negative=(), show_default=False, group=_OUT)
     ] = False

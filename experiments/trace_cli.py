@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from experiments.flags import Json, Overwrite
 from experiments.trace_flags import ReadFlags
+from experiments.whole import Whole
 
 Plain = Parameter(show_default=False)
 
@@ -55,11 +56,11 @@ def synth(
     *,
     arrivals: Annotated[str | None, Plain] = None,
     lengths: Annotated[str | None, Plain] = None,
-    num_requests: Annotated[int, Parameter(name=("-n", "--num-requests"))] = 1000,
+    num_requests: Annotated[Whole, Parameter(name=("-n", "--num-requests"))] = 1000,
     request_rate: Annotated[float | None, Plain] = None,
     cv: Annotated[float | None, Plain] = None,
     clients: Annotated[Path | None, Plain] = None,
-    seed: int = 0,
+    seed: Whole = 0,
     overwrite: Overwrite = False,
 ) -> int:
     """Make a synthetic trace; the same arguments make the same file everywhere.
