@@ -146,7 +146,7 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
 def capacity(
     *,
     flags: Flags = Flags(),  # noqa: B008
-    rule: str = "default",
+    rule: Annotated[str | None, Parameter(show_default=False)] = None,
     mean_prompt_len: Annotated[float | None, Parameter(show_default=False)] = None,
     mean_output_len: Annotated[float | None, Parameter(show_default=False)] = None,
     concurrency: Annotated[MaybeWhole, Parameter(show_default=False)] = None,
@@ -158,7 +158,7 @@ def capacity(
     Parameters
     ----------
     rule
-        default, chapter (three readings of GB) or sosp23.
+        default, chapter (three readings of GB) or sosp23 [the configuration's, or default].
     mean_prompt_len
         Tokens of a prompt, on average.
     mean_output_len

@@ -96,6 +96,9 @@ class Memory(Section):
         given = [k for k in ("num_blocks", "kv_tokens", "kv_bytes", "capacity_rule") if getattr(self, k) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} both set the capacity: keep one")
+        terms = [k for k in ("gpu_memory_utilization", "headroom_bytes") if getattr(self, k) is not None]
+        if terms and given and given[0] != "capacity_rule":
+            raise ValueError(f"{given[0]} pins the capacity, {' and '.join(terms)} would size it: keep one")
         return self
 
 
