@@ -230,6 +230,11 @@ class Flags:
         return values
 
 
+def flag_of(key: str) -> str:
+    """`--tp: ` for the dotted key `model.tp`, to stand before it in a message; nothing for a key without a flag."""
+    return "".join(f"--{leaf}: ".replace("_", "-") for leaf in key.split(".")[-1:] if leaf in Flags.__annotations__)
+
+
 def pairs_of(texts: tuple[str, ...]) -> dict[str, str]:
     """`sharegpt=FILE` as a mapping."""
     from experiments.exits import UsageError

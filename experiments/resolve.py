@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import defaults
 from experiments.arriving import Arriving, arrive, given
-from experiments.backends import NOT_BIT_BY_BIT, check_backend, is_real, need_pin, shape_of
+from experiments.backends import check_backend, is_real, need_pin, notes_of, shape_of
 from experiments.config import dump, flatten
 from experiments.exits import UsageError
 from experiments.pool import Pool, pool_of
@@ -187,7 +187,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     notes = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
     if is_real(config):
         cells = _with_kernels(config, cells)
-        notes.append(NOT_BIT_BY_BIT)
+        notes += notes_of(config, len(cells))
         if verb == "run" and len({cell.kernel for cell in cells}) > 1:
             raise UsageError("run takes one kernel, got both: use compare, or --kernel paged or contiguous")
     return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes, *notes])

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,7 +22,7 @@ from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
-from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget
+from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, check_weights, kv_budget
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.limits import Limits
@@ -84,7 +85,8 @@ class Engine:
             raise EngineError(f"weights_seed: expected 0 to 2^63 - 1, got {seed}")
         if seed is None and catalogue.entry(config.model)[1] is not None:
             seed = 0
-        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed)
+        room = partial(check_weights, self.device, config.model)
+        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room)
         self.architecture = self.model.architecture
         self.dtype: torch.dtype = self.model.weights.embedding.dtype
         self.limits = self._limits()
