@@ -98,8 +98,7 @@ def report(folder: Path, *, json: Json = False) -> int:
 
 @app.command
 def plot(
-    folder: Path,
-    *,
+    *folders: Path,
     var_x: str = "block_size",
     var_y: str = "kv_live_frac",
     curve_by: str = "allocator",
@@ -110,6 +109,8 @@ def plot(
 
     Parameters
     ----------
+    folders
+        Results; of several, rate_per_s (requests a second of each one's trace) is a column too.
     var_x
         Column of the x axis.
     var_y
@@ -121,7 +122,7 @@ def plot(
     """
     from experiments.views import plot_verb
 
-    return plot_verb(folder, var_x, var_y, curve_by, output, as_json=json)
+    return plot_verb(folders, var_x, var_y, curve_by, output, as_json=json)
 
 
 @app.command(name="map")
