@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from experiments.holding import Held
 
 
+def bars_said(frame: pd.DataFrame) -> str:
+    """What error bars are, where there are any: `frame` has a row a run."""
+    return " Bars are the standard deviation over seeds." if frame["seed"].nunique() > 1 else ""
+
+
 def _caption(lab: Lab, name: str, *parts: str) -> str:
     many = seeds(lab)
     words = ["pagelab reproduce", name, *(["--quick"] if lab.quick else [])]
@@ -56,8 +61,7 @@ def variance(lab: Lab) -> list[Picture]:
             "waste_vs_variance",
             "What the spread of lengths does to live memory (4.1.2)",
             "All points have the same mean lengths; to the right they differ more and more. Contiguous allocators lose "
-            "live memory, most where requests come and go all the time; paging does not. Bars are the standard "
-            "deviation over seeds.",
+            "live memory, most where requests come and go all the time; paging does not." + bars_said(frame),
             _caption(lab, "waste_vs_variance", ", ".join(loads), f"lognormal, {means}", pool, "step model paper-13b"),
             draw,
         )

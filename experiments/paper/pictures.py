@@ -11,7 +11,7 @@ from experiments.figures.panels import legend_of
 from experiments.paper import fig1, fig2, fig13a, fig13b, fig18b_memory, rates
 from experiments.paper.block_size import CAPACITY_TOKENS
 from experiments.paper.experiment import Picture
-from experiments.paper.judgement_pictures import JUDGEMENTS
+from experiments.paper.judgement_pictures import JUDGEMENTS, bars_said
 from experiments.paper.panels import PANELS, Panel
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
 from sim.cost import PAPER_MODELS
@@ -65,11 +65,6 @@ def frame_of(lab: Lab, keys: Sequence[Any], **columns: Callable[[Any], Any]) -> 
     return pd.DataFrame(
         [{**run, **{n: of(key) for n, of in more.items()}} for key, run in zip(keys, lab.measure(keys), strict=True)]
     )
-
-
-def _bars(frame: pd.DataFrame) -> str:
-    """What error bars are, where there are any."""
-    return " Bars are the standard deviation over seeds." if frame["seed"].nunique() > 1 else ""
 
 
 def _allocator(key: RunKey) -> str:
@@ -128,7 +123,7 @@ def _fig13(lab: Lab, name: str, keys: Sequence[RunKey], title: str, claim: str) 
 
     line = caption(lab, name, named_trace(keys[0].workload, 0, dict(lab.lengths)), frame)
     means = " Coloured bars are means over time, diamonds means over iterations, which is what the paper has."
-    spread = _bars(frame).replace("Bars", "Black lines")
+    spread = bars_said(frame).replace("Bars", "Black lines")
     return [Picture(name, title, claim + means + spread, line, draw, 2.3)]
 
 
@@ -183,7 +178,7 @@ def _fig12(panel: Panel, lab: Lab) -> list[Picture]:
             "Each curve is flat until a system can no longer keep up; then latency runs away. The further right that "
             "is, the more load the same memory carries: rings, and numbers in the legend, are the rates at "
             f"{rates.THRESHOLD_S:g} s a token, the dashed line. The scale is logarithmic. Right: tokens a second stop "
-            "growing at the same place." + _bars(frame),
+            "growing at the same place." + bars_said(frame),
             caption(lab, panel.name, trace, frame, pool, panel.step_model),
             draw,
         )
