@@ -24,12 +24,9 @@ from experiments.whole import MaybeWhole, Whole
 
 
 def _version() -> str:
-    from importlib import metadata
+    from engine.versions import version_of
 
-    try:
-        return metadata.version("pagelab")
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    return version_of("pagelab") or "not installed"
 
 
 app = App(

@@ -26,7 +26,7 @@ OK: Final = 0
 FAILED: Final = 1
 """Status of a row without output tokens: kept and counted, never replayed."""
 
-HASHED_COLUMNS: Final = (
+ROW_COLUMNS: Final = (
     "arrival_ns",
     "num_prompt_tokens",
     "num_output_tokens",
@@ -35,9 +35,9 @@ HASHED_COLUMNS: Final = (
     "session",
     "parent",
     "delay_ns",
-    "block_offsets",
-    "block_ids",
 )
+"""One number a row, all that a replay sees of it but its block ids."""
+HASHED_COLUMNS: Final = (*ROW_COLUMNS, "block_offsets", "block_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,7 +196,7 @@ class Trace:
         """One row a request; `block_ids` is a column of arrays, present only if the trace has ids."""
         import pandas as pd
 
-        names = [*HASHED_COLUMNS[:-2], "source_row", "status"]
+        names = [*ROW_COLUMNS, "source_row", "status"]
         columns: dict[str, Any] = {column: getattr(self, column) for column in names}
         if self.block_size:
             columns["block_ids"] = [self.block_ids_of(i) for i in range(len(self))]

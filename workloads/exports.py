@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads import writers
-from workloads.columns import Trace
+from workloads.columns import ROW_COLUMNS, Trace
 from workloads.content import Content
 from workloads.load import read_content
 from workloads.readers.reader import Options
@@ -24,17 +24,6 @@ from workloads.save import write_whole
 from workloads.tokens import WORDS
 
 Int64s = NDArray[np.int64]
-
-COMPARED: Final = (
-    "arrival_ns",
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "limit_tokens",
-    "priority",
-    "session",
-    "parent",
-    "delay_ns",
-)
 
 
 class Target(NamedTuple):
@@ -123,7 +112,7 @@ def losses(trace: Trace, text: str, to: str) -> list[str]:
     if len(back) != len(trace):
         return [f"{len(trace) - len(back)} of {len(trace)} rows"]
     before, after = _comparable(trace), _comparable(back)
-    found = [_difference(name, getattr(before, name), getattr(after, name)) for name in COMPARED]
+    found = [_difference(name, getattr(before, name), getattr(after, name)) for name in ROW_COLUMNS]
     return [text for text in (*found, _block_difference(before, after)) if text]
 
 

@@ -22,6 +22,7 @@ from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
+from engine.versions import version_of
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, check_weights, kv_budget
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
@@ -198,7 +199,7 @@ class Engine:
             "threads": torch.get_num_threads(),
             "driver": _driver() if self.device.type == "cuda" else None,
             "torch": torch.__version__,
-            "triton": _version("triton"),
+            "triton": version_of("triton"),
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
@@ -256,15 +257,6 @@ def _dtype_of(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise unknown_name("dtype", name, ("auto", *DTYPES))
     return DTYPES[name]
-
-
-def _version(package: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:
