@@ -50,7 +50,30 @@ class NaiveReplay:
         lengths = LengthLimits(self.limits.max_model_len, self.capacity * self.size, spec.too_long)
         with prepared(case):
             made = [NaiveRequest(r) for r in simulate_module.requests_of(case.trace, lengths, self.rows.append)]
-        self.to_come = [r for r in made if not self.turned_away(r)]
+        self.later: list[tuple[int, int, NaiveRequest]] = []
+        self.to_come = self.by_time(case.trace, made)
+        self.room_since = 0
+
+    def by_time(self, trace: Any, made: list[NaiveRequest]) -> list[NaiveRequest]:
+        """Those whose time is known; `later` are (parent, delay, turn). Turns of who was turned away are, too."""
+        known, served = [], set()
+        for request in made:
+            row = request.request_id
+            parent, delay = int(trace.parent[row]), int(trace.delay_ns[row]) * 1_000
+            if delay >= 0 and parent not in served:
+                self.rows.append(request.to_row("rejected", -1))
+            elif not self.turned_away(request):
+                served.add(row)
+                if delay < 0:
+                    known.append(request)
+                else:
+                    self.later.append((parent, delay, request))
+        return known
+
+    @property
+    def full(self) -> bool:
+        most = self.spec.max_concurrency
+        return most is not None and len(self.running) + len(self.waiting) >= most
 
     def turned_away(self, request: NaiveRequest) -> bool:
         too_long = request.num_prompt_tokens + request.max_tokens > self.limits.max_model_len
@@ -64,7 +87,7 @@ class NaiveReplay:
     def run(self) -> dict[str, Any]:
         now = 0
         while self.end is None or now < self.end:
-            while self.to_come and self.to_come[0].arrival <= now:
+            while self.to_come and self.to_come[0].arrival <= now and not self.full:
                 self.arrive()
             if not self.running and not self.waiting:
                 bounds = [r.arrival for r in self.to_come[:1]] + [self.end] * (self.end is not None)
@@ -76,13 +99,16 @@ class NaiveReplay:
             now, cut = self.step(now)
             if cut:
                 break
-        while self.to_come:
+        last = now if self.end is None else min(now, self.end)
+        while self.to_come and (self.spec.max_concurrency is None or self.to_come[0].arrival <= last and not self.full):
             self.arrive()
-        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting]
-        return self.seen(now if self.end is None else min(now, self.end))
+        outside = self.to_come + [turn for _, _, turn in self.later]
+        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + outside]
+        return self.seen(last)
 
     def arrive(self) -> None:
         request = self.to_come.pop(0)
+        request.arrival = max(request.arrival, self.room_since)
         self.starts.append(request.arrival)
         self.enqueue(request)
 
@@ -122,10 +148,21 @@ class NaiveReplay:
             request.known += 1
             if request.first_token < 0:
                 request.first_token = end
-        for request in [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]:
+        done = [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]
+        while done and self.to_come and self.to_come[0].arrival < end and not self.full:
+            self.arrive()
+        if done and self.full:
+            self.room_since = end
+        for request in done:
             self.release(request)
             status = "truncated" if request.max_tokens < request.oracle else "finished"
             self.rows.append(request.to_row(status, end))
+            for parent, delay, turn in self.later:
+                if parent == request.request_id:
+                    turn.arrival = max(turn.arrival, end + delay)
+                    self.to_come.append(turn)
+            self.later = [one for one in self.later if one[0] != request.request_id]
+        self.to_come.sort(key=lambda r: (r.arrival, r.request_id))
 
     # decisions ------------------------------------------------------------------------------------------------------
 
