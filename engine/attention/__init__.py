@@ -23,6 +23,7 @@ from engine.attention.metadata import (
     decodes_first,
 )
 from engine.attention.registry import BACKENDS, capability_table, get_backend
+from engine.attention.shared_prefix import SharedPrefixes
 
 __all__ = [
     "BACKENDS",
@@ -39,6 +40,7 @@ __all__ = [
     "PallasMetadata",
     "ResolvedBlockSize",
     "SizeRule",
+    "SharedPrefixes",
     "SoftmaxState",
     "allocate_kv_caches",
     "capability_table",
