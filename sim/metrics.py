@@ -227,6 +227,11 @@ def counts(rows: Iterable[RequestRow]) -> dict[str, int]:
     return {"num_requests": sum(by_status.values()), **by_name, **sums}
 
 
+def useful_tokens(rows: Iterable[RequestRow]) -> int:
+    """Tokens that finished requests need computed once: prompt + output - 1 each, as the last token gets no slot."""
+    return sum(r.num_prompt_tokens + r.num_output_tokens - 1 for r in rows if r.status in ("finished", "truncated"))
+
+
 SUMMED = (
     "num_preemptions",
     "num_prompt_tokens",
