@@ -198,15 +198,16 @@ class BlockPool:
         self.num_unhashed_back = 0
         return True
 
-    def _forget(self, block_ids: Iterable[int]) -> None:
+    def _forget(self, block_ids: Sequence[int]) -> None:
         keys, index = self._keys, self._map
+        pop = index.pop
+        self.num_evictions += len(block_ids)
         for block_id in block_ids:
-            self.num_evictions += 1
             key = keys[block_id]
             if key is None:
                 continue
             keys[block_id] = None
-            entry = index.pop(key)
+            entry = pop(key)
             if not isinstance(entry, int):
                 del entry[block_id]
                 index[key] = next(iter(entry)) if len(entry) == 1 else entry

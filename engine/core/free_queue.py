@@ -80,9 +80,8 @@ class FreeQueue:
         segment = Segment(blocks, held)
         self._segments.append(segment)
         self.num_at_back += len(blocks)
-        if held is Held.FINDABLE:
-            for block_id in blocks:
-                self._home[block_id] = segment
+        if held is FINDABLE:
+            self._home.update(dict.fromkeys(blocks, segment))
 
     def count_findable(self, block_ids: Iterable[int]) -> int:
         """How many of these cached blocks lie in the queue."""
@@ -154,7 +153,13 @@ class FreeQueue:
 
     def _pick(self, segment: Segment, count: int) -> list[int]:
         blocks, gone, home = segment.blocks, segment.gone, self._home
-        taken: list[int] = []
+        if not gone:  # all of its blocks are here and at home
+            taken = blocks[: -count - 1 : -1]
+            del blocks[-count:]
+            for block_id in taken:
+                del home[block_id]
+            return taken
+        taken = []
         while blocks and len(taken) < count:
             block_id = blocks.pop()
             if block_id in gone:
