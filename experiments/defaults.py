@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ALLOCATORS = ("paged", "orca-max", "orca-pow2", "orca-oracle")
 BLOCK_SIZES = (16,)
@@ -39,6 +39,9 @@ OF_WORKLOAD: dict[str, WorkloadDefaults] = {
     "paper-fig12d": _paper(None, None),
     "paper-fig13a": _paper(3600.0, (600.0, 3600.0)),
     "paper-fig13b": _paper(900.0, (300.0, 900.0)),
+    "paper-fig16-1shot": replace(_paper(None, None), model="llama-13b"),
+    "paper-fig16-5shot": replace(_paper(None, None), model="llama-13b"),
+    "paper-fig17": _paper(None, None),
 }
 OF_TRACE_FILES = WorkloadDefaults()
 """For trace files, and for named workloads without an entry above."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from experiments.session_flags import SessionFlags
+
 if TYPE_CHECKING:
     from experiments.config import Layer
 
@@ -35,7 +37,7 @@ def _option(group: Group, text: str, *names: str) -> Any:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(SessionFlags):
     """What an experiment is."""
 
     config: Annotated[
@@ -80,7 +82,8 @@ class Flags:
     repeat: Annotated[
         Switch, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False, group=_WORK)
     ] = None
-    request_rate: Annotated[Text, _option(_WORK, "Requests per second [the workload's own].")] = None
+    request_rate: Annotated[Text, _option(_WORK, "Requests per second; of chat: conversations [its own].")] = None
+    max_concurrency: Annotated[Text, _option(_WORK, "Most requests inside at once; others wait to be sent [all].")] = None
     time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow [1].")] = None
     seed: Annotated[Text, _option(_WORK, "Seed of a seeded workload [0].")] = None
     num_runs: Annotated[Text, _option(_WORK, "Repeats, with seeds seed, seed + 1, ... [1].")] = None
