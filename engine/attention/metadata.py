@@ -50,7 +50,7 @@ class AttentionMetadata:
     num_decodes: int = 0
     """The first rows, each with one query token; as many tokens."""
     shared: SharedPrefixes | None = None
-    """Of the decodes: which of them start with the same blocks. None, or groups of other rows: the result is the same."""
+    """Of the decodes: which of them start with the same blocks. The result is the same without."""
     plans: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What a backend works out once for all layers of the step, by a key of its own: good until lengths change."""
 

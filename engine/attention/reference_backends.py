@@ -80,7 +80,7 @@ class _ReferenceKVImpl(AttentionImpl[M]):
 
 
 class ReferenceImpl(_ReferenceKVImpl[AttentionMetadata]):
-    """K and V in either 5-D layout or interleaved, metadata by its own names; what rows share once, without a window."""
+    """K and V in either 5-D layout or interleaved, metadata by its own names; what rows share once (no window)."""
 
     def _attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor | None

@@ -30,9 +30,9 @@ def shared_prefix_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [S, H, DV] in Q's type and lse [S, H] of one query token a row, q [S, H, D], the last of its sequence.
 
-    A row may have no tokens of its own; of length 0 it gives 0 and -inf. No sliding window. AttentionInputError, besides
-    what `paged_attention` refuses, for members that are no permutation, groups that overlap, and shared tokens that a
-    member does not have or that lie in other blocks.
+    A row may have no tokens of its own; of length 0 it gives 0 and -inf. No sliding window. AttentionInputError,
+    besides what `paged_attention` refuses, for members that are no permutation, groups that overlap, and shared tokens
+    that a member does not have or that lie in other blocks.
     """
     check_scale(scale, 0, soft_cap)
     starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
@@ -47,8 +47,8 @@ def shared_prefix_attention(
         k, v = (gather(cache, rows[members[0]].table, 0, tokens) for cache in (k_cache, v_cache))
         last = torch.full((len(members),), tokens - 1, device=q.device)
         part[members], lse[members] = attend(q[members], k, v, last, 0, scale=scale, soft_cap=soft_cap)
-        for row in members:
-            first_own[row] = tokens
+        for member in members:
+            first_own[member] = tokens
     for index, (row, first) in enumerate(zip(rows, first_own, strict=True)):
         if row.length > first:
             k, v = (gather(cache, row.table, first, row.length) for cache in (k_cache, v_cache))

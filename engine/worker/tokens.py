@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.content import TokenContent
+from engine.core.content import BlockIdContent, TokenContent
 from engine.core.text_runs import RunContent
 
 if TYPE_CHECKING:
     from engine.core.request import Request
 
 Int64s = npt.NDArray[np.int64]
-CONTENT_BLOCK = 16
-"""Tokens that are derived from one content key."""
 
 
 class RequestTokens:
@@ -38,7 +36,7 @@ class RequestTokens:
         """Outputs after which the request stops, if nothing stops it before."""
         if isinstance(request.content, RunContent) and request.content.shares_outputs:
             total = request.num_prompt_tokens + request.num_stop_tokens
-            content = TokenContent(run_tokens(request.content, total, vocab_size).tolist())
+            content = TokenContent(run_tokens(request, request.content, total, vocab_size).tolist())
         named = content is not None and len(content.tokens) > len(self.prompt)
         self._forcing = content if named else None
         self.kept: list[int] = content.tokens if content is not None and not named else []
@@ -104,25 +102,16 @@ def derived_tokens(request: Request, vocab_size: int) -> Int64s:
     count, content = request.num_prompt_tokens, request.content
     if not content.shares_prompt:
         return _drawn(f"request {request.request_id!r}", count, vocab_size)
-    if isinstance(content, RunContent):
-        return run_tokens(content, count, vocab_size)
-    keys = content.keys(0, -(-count // CONTENT_BLOCK), CONTENT_BLOCK)
-    parts = [
-        # A positive key is private: its number differs from run to run, the request's name does not.
-        _drawn(
-            f"request {request.request_id!r} block {index}" if isinstance(key, int) and key >= 0 else repr(key),
-            CONTENT_BLOCK,
-            vocab_size,
-        )
-        for index, key in enumerate(keys)
-    ]
-    return np.concatenate(parts)[:count]
+    assert isinstance(content, BlockIdContent | RunContent)
+    return run_tokens(request, content, count, vocab_size)
 
 
-def run_tokens(content: RunContent, count: int, vocab_size: int) -> Int64s:
-    """The first `count` tokens of prompt and answer: a text has the same token at a position wherever it stands."""
+def run_tokens(request: Request, content: BlockIdContent | RunContent, count: int, vocab_size: int) -> Int64s:
+    """The first `count` tokens of prompt and answer, run by run; what no run covers is the request's own."""
     runs = content.runs(count)
-    return np.concatenate([_drawn(f"text {run.text}", run.stop, vocab_size)[run.start :] for run in runs])
+    parts = [_drawn(f"text {text} from {start}", stop - start, vocab_size) for text, start, stop in runs]
+    missing = count - (runs[-1].stop if runs else 0)
+    return np.concatenate([*parts, _drawn(f"request {request.request_id!r} tail", missing, vocab_size)])
 
 
 def _drawn(name: str, count: int, vocab_size: int) -> Int64s:

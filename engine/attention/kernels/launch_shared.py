@@ -189,7 +189,7 @@ class _Parts:
     def of(cls, workspace: torch.Tensor, cut: SharedCut) -> _Parts:
         """Rows first: their addresses are multiples of 16 bytes."""
         (shared, own), size = cut.parts, cut.shape.head_size
-        return cls(*workspace[: cut.floats].split([shared * size, own * size, shared, own]))
+        return cls(*torch.split(workspace[: cut.floats], [shared * size, own * size, shared, own]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,8 @@ class Resources:
     num_warps: int
     num_stages: int | str
     switches: str
-    """window, soft_cap, split, shared, tma: those that are compiled in; of hopper_kernel box (slots a load), group (none: Q by
-    pointers), dynamic, pingpong."""
+    """window, soft_cap, split, shared, tma: those that are compiled in; of hopper_kernel box (slots a load), group
+    (none: Q by pointers), dynamic, pingpong."""
     shared_bytes: int
     registers: int
     """A thread at the launch; the warps of hopper_kernel then exchange theirs."""

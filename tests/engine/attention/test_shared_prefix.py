@@ -63,7 +63,7 @@ def test_sharing_is_plain_attention(case, soft_cap):
 
 def test_of_one_row_too_many_shared_or_one_of_anothers_blocks_is_refused():
     case = SharedCase([((0, 1), 2)], [50, 33], dtype=torch.float64)
-    with pytest.raises(AttentionInputError, match="48 shared tokens in the first blocks of row 1, .*a length of 33"):
+    with pytest.raises(AttentionInputError, match=r"48 shared tokens in the first blocks of row 1, .*a length of 33"):
         shared_attention(case, shared=SharedPrefixes.of([Group((0, 1), 3)], 2, 16))
     apart = SharedCase([], [50, 33], dtype=torch.float64)
     with pytest.raises(AttentionInputError, match="32 shared tokens in the first blocks of row 1"):

@@ -205,10 +205,11 @@ def test_a_batch_of_nothing_and_what_is_refused():
 
 
 PLANTED = {
-    "the shared part counts twice": ("merge_kernel", "own_lens", lambda plan: plan.own_lens.add_(16)),
-    "the own part starts too early": ("merge_kernel", "skip", lambda plan: plan.skip.sub_(1)),
-    "a piece is left out": ("shared_kernel", "items", lambda plan: plan.items[0].fill_(-1)),
-    "pairs of another tile": ("shared_kernel", "seqs", lambda plan: plan.seqs[:, 3].add_(1)),
+    "own tokens that are none": lambda plan: plan.own_lens.add_(16),
+    "the own part starts too early": lambda plan: plan.skip.sub_(1),
+    "a piece begins too late": lambda plan: plan.items[0, 4].add_(1),
+    "a piece is not merged": lambda plan: plan.seqs[:, 1].sub_(1),
+    "the output of another member": lambda plan: plan.seqs[:, 3].copy_(plan.seqs[:, 3].flip(0)),
 }
 
 
@@ -217,13 +218,13 @@ def test_planted_faults_in_a_plan_are_seen(fault):
     case = SharedCase([((0, 1), 6)], [130, 150], group=3)
     plan = plan_shared(case.seq_lens, case.shared(), shape_of(case.q, 1, 150, 16), PIECES)
     assert_close(attend(case, None, plan=plan), case.expected())
-    PLANTED[fault][2](plan)
-    with pytest.raises(AssertionError):
-        k_cache, v_cache, table = case.paged(unread=False)
-        out = shared_prefix_attention(
-            case.q, k_cache.nan_to_num(1.0), v_cache.nan_to_num(1.0), table.clamp(0, len(k_cache) - 1), case.seq_lens,
-            case.shared(), scale=case.scale, max_seq_len=150, plan=plan,
-        )  # fmt: skip
+    PLANTED[fault](plan)
+    k_cache, v_cache, table = case.paged(unread=False)
+    out = shared_prefix_attention(
+        case.q, k_cache.nan_to_num(1.0), v_cache.nan_to_num(1.0), table.clamp(0, len(k_cache) - 1), case.seq_lens,
+        case.shared(), scale=case.scale, max_seq_len=150, plan=plan,
+    )  # fmt: skip
+    with pytest.raises(AssertionError, match="differs by"):
         assert_close(out, case.expected())
 
 
