@@ -35,8 +35,10 @@ class Arriving:
     notes: list[str] = field(default_factory=list)
 
 
-def arrive(workload: Workload, seed: int, num_runs: int) -> Arriving:
-    """Reads or generates; ValueError where the workload cannot be had as asked."""
+def arrive(workload: Workload, seed: int, num_runs: int, trace: Trace | None = None) -> Arriving:
+    """Reads or generates, unless there is a `trace` already; ValueError where the workload cannot be had as asked."""
+    if trace is not None:
+        return _said(Arriving({seed: trace}, _provenance(trace, {})), workload)
     if workload.trace is not None:
         return _from_file(workload, seed, num_runs)
     drawn = {one: named(workload, one) for one in range(seed, seed + num_runs)}
@@ -83,11 +85,6 @@ def _said(arriving: Arriving, workload: Workload) -> Arriving:
     return replace(
         arriving, provenance={**arriving.provenance, "arrivals": loop}, notes=[*arriving.notes, LOOP_NOTES[loop]]
     )
-
-
-def given(trace: Trace, seed: int, workload: Workload) -> Arriving:
-    """A trace that is already there."""
-    return _said(Arriving({seed: trace}, _provenance(trace, {})), workload)
 
 
 def _from_file(workload: Workload, seed: int, num_runs: int) -> Arriving:

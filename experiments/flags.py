@@ -83,7 +83,7 @@ class Flags(SessionFlags):
         Switch, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False, group=_WORK)
     ] = None
     request_rate: Annotated[Text, _option(_WORK, "Requests per second; of chat: conversations [its own].")] = None
-    max_concurrency: Annotated[Text, _option(_WORK, "Most requests inside at once; others wait to be sent [all].")] = None
+    max_concurrency: Annotated[Text, _option(_WORK, "Most requests inside at once; others wait outside [all].")] = None
     time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow [1].")] = None
     seed: Annotated[Text, _option(_WORK, "Seed of a seeded workload [0].")] = None
     num_runs: Annotated[Text, _option(_WORK, "Repeats, with seeds seed, seed + 1, ... [1].")] = None

@@ -162,6 +162,8 @@ class RealEngine(Section):
     """Of random weights, in place of the model's own; a catalogue name has no others."""
     graphs: bool | None = None
     """Whether decode steps are replayed as CUDA graphs."""
+    shared_prefix_kernel: bool | None = None
+    """Whether decodes take what their block tables have in common once for all rows, where it pays [yes]."""
 
 
 class Config(Section):

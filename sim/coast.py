@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 class Coast:
     """Turns of pure decoding, for executors that know lengths and time by themselves."""
 
-    def __init__(
-        self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder, arrivals: Arrivals
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder, arrivals: Arrivals) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder

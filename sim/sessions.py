@@ -40,8 +40,7 @@ def turns_of(trace: Trace) -> dict[int, After]:
     rows = np.flatnonzero(trace.delay_ns >= 0)
     parents, delays = trace.parent[rows].tolist(), trace.delay_ns[rows].tolist()
     return {
-        row: After(parent, delay * PS_PER_NS)
-        for row, parent, delay in zip(rows.tolist(), parents, delays, strict=True)
+        row: After(parent, delay * PS_PER_NS) for row, parent, delay in zip(rows.tolist(), parents, delays, strict=True)
     }
 
 
@@ -62,7 +61,7 @@ def last_arrival_ps(trace: Trace) -> int:
     turns = turns_of(trace)
     if not turns:
         return int(trace.arrival_ns[-1]) * PS_PER_NS if len(trace) else 0
-    arrivals = trace.arrival_ns.tolist()
+    arrivals: list[int] = trace.arrival_ns.tolist()
     for row, (parent, delay) in turns.items():
         arrivals[row] = max(arrivals[row], arrivals[parent] + delay // PS_PER_NS)
     return max(arrivals) * PS_PER_NS

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ class Draw:
         made: dict[tuple[str, int], Callable[[], NDArray[np.float64]]] = {
             ("constant", 1): lambda: np.full(num_turns, given[0]),
             ("exponential", 1): lambda: rng.exponential(given[0], num_turns),
-            ("lognormal", 2): lambda: rng.lognormal(*given, num_turns),
+            ("lognormal", 2): lambda: rng.lognormal(given[0], given[1], num_turns),
         }
         make = made.get((kind, len(given)))
         if make is None or not all(0 <= one < float("inf") for one in given[kind == "lognormal" :]):
@@ -212,7 +212,7 @@ def _longest(shape: Shape, session: Int64s, total: Int64s) -> tuple[NDArray[np.b
     return kept, {"max_session_tokens": str(most)}
 
 
-def _runs(prefix: Int64s, prefix_tokens: int, own: Int64s, prompt: Int64s) -> dict[str, Int64s | int | str]:
+def _runs(prefix: Int64s, prefix_tokens: int, own: Int64s, prompt: Int64s) -> dict[str, Any]:
     """Columns of content: the prefix, then the row's own text."""
     parts = [prefix, np.full(len(own), prefix_tokens), own, prompt - prefix_tokens]
     ids = np.stack(parts if prefix_tokens else [own, prompt], axis=1)

@@ -10,17 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
-from engine.core.content import ChainedIds
-
-
-class Run(NamedTuple):
-    """Tokens [start, stop) of a request, all of one text."""
-
-    text: int
-    start: int
-    stop: int
+from engine.core.content import ChainedIds, Run
 
 
 class RunContent:

@@ -100,7 +100,9 @@ class NaiveReplay:
             if cut:
                 break
         last = now if self.end is None else min(now, self.end)
-        while self.to_come and (self.spec.max_concurrency is None or self.to_come[0].arrival <= last and not self.full):
+        while self.to_come and (
+            self.spec.max_concurrency is None or (self.to_come[0].arrival <= last and not self.full)
+        ):
             self.arrive()
         outside = self.to_come + [turn for _, _, turn in self.later]
         self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + outside]

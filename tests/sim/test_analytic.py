@@ -19,9 +19,9 @@ from sim.integrals import Integrals
 from sim.pool_state import PoolState
 from sim.recorder import Recorder
 from sim.replay import Replay
-from sim.sessions import Arrivals
 from sim.row_store import RowStore
 from sim.rows import Progress
+from sim.sessions import Arrivals
 from sim.simulate import Run, RunSpec, Simulation, simulate
 from tests.sim.laws import LAWS, STEP, US, Observed, observe
 from tests.sim.planting import instead, with_line

@@ -95,7 +95,9 @@ def a_coast_goes_on_where_an_end_brings_a_turn() -> AbstractContextManager[Any]:
 
 
 def a_turn_comes_a_picosecond_late() -> AbstractContextManager[Any]:
-    return instead(Arrivals, "_release", lambda original, arrivals, request, time: original(arrivals, request, time + 1))
+    return instead(
+        Arrivals, "_release", lambda original, arrivals, request, time: original(arrivals, request, time + 1)
+    )
 
 
 def who_is_sent_while_a_step_runs_takes_no_room() -> AbstractContextManager[Any]:
