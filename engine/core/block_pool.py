@@ -121,6 +121,10 @@ class BlockPool:
         if quick is not None:
             self.num_evictions += missing
             return taken + quick if taken else quick
+        quick = free.pop_findable(missing)
+        if quick is not None:
+            self._forget(quick)
+            return taken + quick if taken else quick
         for blocks, held in free.pop_back(missing):
             if held is Held.FINDABLE:
                 self._forget(blocks)
@@ -208,7 +212,7 @@ class BlockPool:
                 continue
             keys[block_id] = None
             entry = pop(key)
-            if not isinstance(entry, int):
+            if entry is not block_id and not isinstance(entry, int):
                 del entry[block_id]
                 index[key] = next(iter(entry)) if len(entry) == 1 else entry
             if self.events is not None:
