@@ -176,11 +176,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
         raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
     pool = pool_of(config, shape, [size for _, size in grid])
     step_model, limits = step_model_of(config, shape), scheduler_config(config)
-    arriving = (
-        given(trace, config.seed, config.workload)
-        if trace is not None
-        else arrive(config.workload, config.seed, config.num_runs)
-    )
+    arriving = arrive(config.workload, config.seed, config.num_runs, trace)
     if not all(len(one) for one in arriving.traces.values()):
         raise UsageError(f"{arriving.provenance['name']}: the trace has no requests")
     sha256 = config_sha256(config, arriving)

@@ -100,9 +100,8 @@ class NaiveReplay:
             if cut:
                 break
         last = now if self.end is None else min(now, self.end)
-        while self.to_come and (
-            self.spec.max_concurrency is None or (self.to_come[0].arrival <= last and not self.full)
-        ):
+        capped = self.spec.max_concurrency is not None
+        while self.to_come and not (capped and (self.to_come[0].arrival > last or self.full)):
             self.arrive()
         outside = self.to_come + [turn for _, _, turn in self.later]
         self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + outside]
