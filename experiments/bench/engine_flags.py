@@ -50,6 +50,12 @@ class EngineFlags:
     kv_tokens: Annotated[int | None, _number("Tokens of the pool [all requests at their longest].")] = None
     num_runs: Annotated[int, _number("The best by wall clock is reported, all are kept.")] = 3
     graphs: Annotated[bool, Parameter(negative="--no-graphs", help="Decode steps as CUDA graphs.")] = True
+    shared_prefix_kernel: Annotated[
+        bool,
+        Parameter(
+            negative="--no-shared-prefix-kernel", help="Decodes take what block tables have in common once, if it pays."
+        ),
+    ] = True
     profile: Annotated[
         bool,
         Parameter(negative=(), show_default=False, help="Also trace a few steps: kernels by name."),
