@@ -226,8 +226,8 @@ def reproduce(
         block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
         kernel-block-size, fig18b, caching-allocator (these four on a CUDA device; fig18b's memory anywhere),
-        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, or all; others are
-        not measured yet.
+        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead,
+        or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths
