@@ -17,6 +17,7 @@ from sim import simulate as simulate_module
 from sim.arrivals import LengthLimits
 from sim.cost import Features
 from tests.sim.cases import Case, free_queue, prepared
+from tests.sim.naive_arrivals import NaiveArrivals
 from tests.sim.naive_paged import NaivePaged
 from tests.sim.naive_request import NaiveRequest
 
@@ -50,47 +51,21 @@ class NaiveReplay:
         lengths = LengthLimits(self.limits.max_model_len, self.capacity * self.size, spec.too_long)
         with prepared(case):
             made = [NaiveRequest(r) for r in simulate_module.requests_of(case.trace, lengths, self.rows.append)]
-        self.later: list[tuple[int, int, NaiveRequest]] = []
-        self.to_come = self.by_time(case.trace, made)
-        self.room_since = 0
+        self.outside = NaiveArrivals(case.trace, made, spec.max_concurrency, self.never_fits)
+        self.rows += [r.to_row("rejected", -1) for r in self.outside.rejected]
 
-    def by_time(self, trace: Any, made: list[NaiveRequest]) -> list[NaiveRequest]:
-        """Those whose time is known; `later` are (parent, delay, turn). Turns of who was turned away are, too."""
-        known, served = [], set()
-        for request in made:
-            row = request.request_id
-            parent, delay = int(trace.parent[row]), int(trace.delay_ns[row]) * 1_000
-            if delay >= 0 and parent not in served:
-                self.rows.append(request.to_row("rejected", -1))
-            elif not self.turned_away(request):
-                served.add(row)
-                if delay < 0:
-                    known.append(request)
-                else:
-                    self.later.append((parent, delay, request))
-        return known
-
-    @property
-    def full(self) -> bool:
-        most = self.spec.max_concurrency
-        return most is not None and len(self.running) + len(self.waiting) >= most
-
-    def turned_away(self, request: NaiveRequest) -> bool:
+    def never_fits(self, request: NaiveRequest) -> bool:
         too_long = request.num_prompt_tokens + request.max_tokens > self.limits.max_model_len
-        if too_long or self.pool.refuses_forever(request):
-            self.rows.append(request.to_row("rejected", -1))
-            return True
-        return False
+        return too_long or bool(self.pool.refuses_forever(request))
 
     # time -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
         now = 0
         while self.end is None or now < self.end:
-            while self.to_come and self.to_come[0].arrival <= now and not self.full:
-                self.arrive()
+            self.arrive(now)
             if not self.running and not self.waiting:
-                bounds = [r.arrival for r in self.to_come[:1]] + [self.end] * (self.end is not None)
+                bounds = [r.arrival for r in self.outside.known[:1]] + [self.end] * (self.end is not None)
                 if not bounds:
                     break
                 self.idle(now, min(bounds))
@@ -100,18 +75,14 @@ class NaiveReplay:
             if cut:
                 break
         last = now if self.end is None else min(now, self.end)
-        capped = self.spec.max_concurrency is not None
-        while self.to_come and not (capped and (self.to_come[0].arrival > last or self.full)):
-            self.arrive()
-        outside = self.to_come + [turn for _, _, turn in self.later]
-        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + outside]
+        self.arrive(last if self.spec.max_concurrency is not None else None)
+        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + self.outside.outside]
         return self.seen(last)
 
-    def arrive(self) -> None:
-        request = self.to_come.pop(0)
-        request.arrival = max(request.arrival, self.room_since)
-        self.starts.append(request.arrival)
-        self.enqueue(request)
+    def arrive(self, until: int | None) -> None:
+        while (request := self.outside.pop(until, len(self.running + self.waiting))) is not None:
+            self.starts.append(request.arrival)
+            self.enqueue(request)
 
     def enqueue(self, request: NaiveRequest) -> None:
         self.waiting.append(request)
@@ -150,20 +121,12 @@ class NaiveReplay:
             if request.first_token < 0:
                 request.first_token = end
         done = [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]
-        while done and self.to_come and self.to_come[0].arrival < end and not self.full:
-            self.arrive()
-        if done and self.full:
-            self.room_since = end
         for request in done:
+            self.arrive(end - 1)
+            self.outside.ended(end, request, len(self.running + self.waiting))
             self.release(request)
             status = "truncated" if request.max_tokens < request.oracle else "finished"
             self.rows.append(request.to_row(status, end))
-            for parent, delay, turn in self.later:
-                if parent == request.request_id:
-                    turn.arrival = max(turn.arrival, end + delay)
-                    self.to_come.append(turn)
-            self.later = [one for one in self.later if one[0] != request.request_id]
-        self.to_come.sort(key=lambda r: (r.arrival, r.request_id))
 
     # decisions ------------------------------------------------------------------------------------------------------
 
