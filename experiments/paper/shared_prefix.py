@@ -71,8 +71,9 @@ def tables(lab: Lab) -> list[Table]:
     shapes = [shape for shape in shapes_of(CASE) if any((shape.label, shape.block_size) in f for f in by_peer.values())]
     latency: list[tuple[Cell, ...]] = []
     for shape in shapes:
-        found = [peer.get((shape.label, shape.block_size)) for peer in by_peer.values()]
-        latency.append((shape.label, *(row["median_s"] * 1e6 if row else None for row in found)))
+        measured = [peer.get((shape.label, shape.block_size)) for peer in by_peer.values()]
+        times: list[Cell] = [row["median_s"] * 1e6 if row else None for row in measured]
+        latency.append((shape.label, *times))
     title = "Decode over a shared prefix, µs (fa3-two-calls: without the merge)"
     curve = Table(f"{NAME}/latency", title, ("shape", *by_peer), tuple(latency), note)
     return [curve, _speedups(by_peer, note)]
@@ -86,8 +87,10 @@ def _speedups(by_peer: dict[str, dict[tuple[str, int], Row]], note: str) -> Tabl
         ours = by_peer.get(SHARED, {}).get(place)
         if ours is not None:
             times = [by_peer[peer].get(place) for peer in others]
-            lines.append((prefix, *(row["median_s"] / ours["median_s"] if row else None for row in times)))
-    title = f"Times as fast as others, {SHARED_CURVE[0][0]} sequences with {SHARED_CURVE[0][2]} tokens of their own"
+            over: list[Cell] = [row["median_s"] / ours["median_s"] if row else None for row in times]
+            lines.append((prefix, *over))
+    batch, _, own = SHARED_CURVE[0]
+    title = f"Times as fast as others, {batch} sequences with {own} tokens of their own"
     return Table(f"{NAME}/curve", title, ("shared tokens", *others), tuple(lines), note)
 
 

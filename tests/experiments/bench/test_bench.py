@@ -261,10 +261,10 @@ def test_two_calls_of_flash_attention_3_are_right_once_they_are_merged(stopwatch
     ops = SimpleNamespace(fwd=paged_forward, get_scheduler_metadata=lambda *args: None)
     shared = RAGGED.with_(seq_lens=(40, 45, 33, 60, 39), kernel="decode", query_lens=(1,) * 5, shared_tokens=32)
     two = TwoCalls(Extension(ops))
-    rows = list(Bench(Arena("cpu", 0), stopwatch).rows(shared, [two]))
+    rows = list(Bench(Arena("cpu", 0), stopwatch(1.0)).rows(shared, [two]))
 
     assert [row["status"] for row in rows] == ["ok"], rows
-    (none,) = Bench(Arena("cpu", 0), stopwatch).rows(RAGGED, [two])
+    (none,) = Bench(Arena("cpu", 0), stopwatch(1.0)).rows(RAGGED, [two])
     assert (none["status"], none["reason"]) == ("unsupported", "nothing is shared")
 
 
