@@ -128,9 +128,8 @@ def _check_runs(trace: Trace) -> None:
     _refuse(short, "block_ids", "has a run of no tokens")
     covered = np.zeros(len(trace), np.int64)
     np.add.at(covered, rows, tokens)
-    _refuse(
-        (counts > 0) & (covered != trace.num_prompt_tokens), "block_ids", "has runs of more or less than its prompt"
-    )
+    wrong = (counts > 0) & (covered != trace.num_prompt_tokens)
+    _refuse(wrong, "block_ids", "has runs of more or fewer tokens than its prompt")
 
 
 def _refuse(bad: Bools, column: str, what: str) -> None:
