@@ -225,7 +225,8 @@ def reproduce(
         fig1, fig2, fig3, fig6, fig7, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b, table1,
         block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
-        kernel-block-size, fig18b, caching-allocator (these four on a CUDA device; fig18b's memory anywhere),
+        kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (these five on a CUDA device; fig18b's memory
+        anywhere),
         engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead,
         or all; others are not measured yet.
     quick

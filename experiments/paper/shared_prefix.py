@@ -9,6 +9,7 @@ from experiments.bench.cases import SHARED_CURVE, SHARED_RATIO, shapes_of, share
 from experiments.bench.ours import PAGED
 from experiments.bench.ours_shared import SHARED
 from experiments.bench.shapes import Shape
+from experiments.exits import UsageError
 from experiments.paper.claims import Claim, Result, exact, not_here
 from experiments.paper.experiment import Cell, Experiment, Table
 from experiments.paper.kernels import Row, of
@@ -39,9 +40,21 @@ def _judged() -> list[tuple[str, Shape]]:
     return [(FA3, shape) for shape in shapes if shape.label == GOAL] + [(PAGED, shape) for shape in shapes]
 
 
+def _lacking(lab: Lab) -> str:
+    """Why nothing can be judged: no device, or a stored result from before there was this case."""
+    reason = lab.kernels.lacking()
+    if reason:
+        return reason
+    try:
+        lab.kernels.rows(CASE)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def judge(lab: Lab) -> list[Result]:
     """Medians of one session against each other."""
-    lacking = lab.kernels.lacking()
+    lacking = _lacking(lab)
     if lacking:
         return [not_here(_claim(against, shape.label), lacking) for against, shape in _judged()]
     rows = lab.kernels.rows(CASE)
@@ -64,7 +77,7 @@ def _result(rows: list[Row], against: str, shape: Shape, origin: str) -> Result:
 
 def tables(lab: Lab) -> list[Table]:
     """Microseconds of everybody, and the curve over the prefix: how many times as fast."""
-    if lab.kernels.lacking():
+    if _lacking(lab):
         return []
     rows, note = lab.kernels.rows(CASE), lab.kernels.origin(CASE)
     by_peer = {peer: found for peer in PEERS if (found := of(rows, peer))}

@@ -35,6 +35,7 @@ from experiments.paper.online_softmax import ONLINE_SOFTMAX
 from experiments.paper.prefix_overhead import PREFIX_OVERHEAD
 from experiments.paper.pressure import GATE_STORM, WATERMARK
 from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
+from experiments.paper.shared_prefix import SHARED_PREFIX_DECODE
 from experiments.paper.table1 import TABLE1
 from experiments.paper.table_bytes import TABLE_BYTES
 from experiments.paper.upper_bound import UPPER_BOUND
@@ -50,6 +51,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         *(FIG1, FIG2, FIG3, FIG6, FIG7, FIG11, TABLE1, *FIG12, FIG13A, FIG13B, BLOCK_SIZE, CHAPTER),
         *(UPPER_BOUND, WASTE_VS_VARIANCE, CONCURRENCY, ALIGNMENT, TABLE_BYTES),
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
+        SHARED_PREFIX_DECODE,
         *(MOONCAKE, GATE_STORM, WATERMARK, PREFIX_OVERHEAD),
     )
 }

@@ -1,9 +1,12 @@
 """The claims about decode over a shared prefix, on rows made by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from experiments.bench.cases import shapes_of
 from experiments.bench.rows import row_of, with_ratios
+from experiments.bench.stored import read
 from experiments.bench.timing import Timing
 from experiments.paper.kernels import KernelLab
 from experiments.paper.runs import Lab
@@ -62,6 +65,13 @@ def test_the_curve_says_how_many_times_as_fast():
     assert curve.columns == ("shared tokens", "pagelab", "fa3")
     assert [row[0] for row in curve.rows] == [1024, 2048, 4096, 8192, 16384]
     assert curve.rows[0][1:] == pytest.approx((3.4, 3.26))
+
+
+def test_a_stored_result_without_the_case_is_no_success_either():
+    lab = Lab({}, 1, True, 1, KernelLab(Path("results/reference/kernels")))
+    if not any(row["case"] == CASE for row in read(lab.kernels.stored).table()):
+        assert set(verdicts(lab).values()) == {"not here"}
+        assert "run bench kernel --case shared-prefix" in judge(lab)[0].lacking
 
 
 def test_without_a_device_nothing_is_measured():
