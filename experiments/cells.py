@@ -92,6 +92,7 @@ def task_of(plan: Plan, cell: Cell) -> Task:
         num_snapshots=cell.map_frames,
         max_concurrency=config.workload.max_concurrency,
         record_steps=measure.record_steps or is_real(config),
+        record_residency=measure.record_residency,
         skip=measure.skip,
     )
     engine = engine_config_of(config) if is_real(config) else None

@@ -171,7 +171,9 @@ class Flags(SessionFlags):
     end: Annotated[Text, _option(_MEASURE, "Second at which the run is cut, or none [none; paper-*: the paper's].")] = (
         None
     )
-    record: Annotated[Text, _option(_MEASURE, "steps: a row a step; forces stepping [none].")] = None
+    record: Annotated[
+        Text, _option(_MEASURE, "steps: a row a step; residency: how long cached blocks stay; both step [none].")
+    ] = None
     skip: Annotated[
         Switch,
         Parameter(
@@ -223,9 +225,9 @@ class Flags(SessionFlags):
         if self.headroom_gb is not None:
             values["kv.headroom_bytes"] = ("--headroom-gb", headroom_bytes(self.headroom_gb))
         if self.record is not None:
-            if self.record != "steps":
-                raise UsageError(f"--record knows 'steps', got {self.record!r}")
-            values["measure.record_steps"] = ("--record", True)
+            if unknown := set(self.record.split(",")) - {"steps", "residency"}:
+                raise UsageError(f"--record knows 'steps' and 'residency', got {', '.join(sorted(unknown))!r}")
+            values |= {f"measure.record_{part}": ("--record", True) for part in self.record.split(",")}
         if self.lengths:
             values["workload.lengths"] = ("--lengths", pairs_of(self.lengths))
         return values

@@ -145,6 +145,8 @@ class Measuring(Section):
     window_s: Window | None = None
     end_s: End | None = None
     record_steps: bool = False
+    record_residency: bool = False
+    """Whether the lives of cached blocks become columns of the summary."""
     skip: bool = True
     map_frames: int | None = Field(default=None, ge=0, le=100_000)
 

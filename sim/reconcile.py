@@ -47,6 +47,11 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
         ),
         _equal("rejected and failed requests hold nothing", sum(_away(r) for r in rows), 0),
     ]
+    if run.recorder.residency is not None:
+        row = run.integrals_between(0, run.makespan) if cut else whole  # the last step of a cut run goes on beyond it
+        idle = run.recorder.residency.idle_total * run.allocator.block_size
+        free = run.capacity_slots * row[at.TIME] - row[at.USED]
+        checks.append(_equal("residency: idle times add up to the cached-free slots", idle, free - row[at.SPARE]))
     if not cut:
         checks += _drained(run, whole)
     return checks

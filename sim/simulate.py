@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine.core.block_pool import BlockPool
 from engine.core.executor import Executor
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
@@ -19,6 +20,7 @@ from sim.arrivals import LengthLimits, requests_of
 from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
+from sim.residency import Residency
 from sim.row_store import RowStore
 from sim.sessions import Loop, last_arrival_ps, loop_of, turns_of
 
@@ -54,6 +56,8 @@ class RunSpec:
     """Most requests inside at once; others wait with their clients."""
     record_steps: bool = False
     """A row a step; forces stepping."""
+    record_residency: bool = False
+    """How long cached blocks stay, where the allocator caches any; forces stepping."""
     skip: bool = True
 
 
@@ -200,6 +204,7 @@ class Simulation:
             final_tokens=_final_tokens(spec.final_token_has_slot),
             snapshot_times=_snapshot_times(end or last, spec.num_snapshots),
             record_steps=spec.record_steps,
+            residency=_watched(allocator) if spec.record_residency else None,
         )
         capacity = spec.pool.capacity_blocks * spec.pool.block_size
         lengths = LengthLimits(spec.limits.max_model_len, capacity, spec.too_long)
@@ -210,7 +215,7 @@ class Simulation:
             executor(allocator) if callable(executor) else executor,
             self._recorder,
             end=end,
-            cut=never_skip if spec.record_steps or not spec.skip else cut,
+            cut=never_skip if spec.record_steps or spec.record_residency or not spec.skip else cut,
             on_turn=on_turn,
             turns=turns_of(trace),
             max_concurrency=spec.max_concurrency,
@@ -242,6 +247,12 @@ def simulate(
     simulation = Simulation(spec, trace, executor, cut=cut, on_turn=on_turn)
     simulation.replay()
     return simulation.run()
+
+
+def _watched(allocator: KVAllocator) -> Residency | None:
+    """Of its cached blocks; None where there can be none."""
+    pool = getattr(allocator, "pool", None)
+    return Residency(pool) if isinstance(pool, BlockPool) and getattr(allocator, "enable_caching", False) else None
 
 
 def _final_tokens(final_token_has_slot: bool) -> Callable[[Request], int]:

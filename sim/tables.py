@@ -69,6 +69,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "window_stop_s": window.stop / PS,
         "window_kind": window.kind,
         **_whole_run(run, len(finished)),
+        **(metrics.residency(run.recorder.residency) if run.spec.record_residency else {}),
     }
 
 
