@@ -149,8 +149,11 @@ def reduce_kernel(
     head = tl.program_id(1)
     out = OUT + seq.to(tl.int64) * out_s + head * out_h
     row = tl.load(SEQS + seq * 2).to(tl.int64) * num_heads + head
-    _, total, acc = merge_pieces(
-        -1e30, 0.0, tl.zeros([BLOCK_D], tl.float32), PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P
+    maximum = -1e30
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    maximum, total, acc = merge_pieces(
+        maximum, total, acc, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P
     )  # fmt: skip
     dims = tl.arange(0, BLOCK_D)
     tl.store(out + dims, (acc / total).to(out.dtype.element_ty), mask=dims < D)
