@@ -88,14 +88,12 @@ def decode_kernel(
 ):  # fmt: skip
     """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
     or with PAGES == "contiguous" the first row of each sequence, int64 [S]. ITEMS as in `plan`; unless SPLIT, item s
-    is sequence s. SHARED: of a sequence only what lies behind SKIP int32 [S] table entries is attended to, and SEQ_LENS
-    counts that; where entries are skipped, the output is a piece even if it is the only one. EARLY (Hopper): the launch
-    does not wait for the end of the kernel before it, the programs do."""
+    is sequence s. SHARED: SEQ_LENS counts keys behind SKIP int32 [S] table entries; where there are such, the output is
+    a piece even if it is the only one. EARLY (Hopper): not the launch waits for the kernel before it, the programs."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     item = tl.program_id(1)
-    seq = item
-    pieces = 1
+    seq, pieces = item, 1
     if SPLIT:
         seq = tl.load(ITEMS + item * 4)
         if seq < 0:

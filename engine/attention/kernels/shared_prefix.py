@@ -85,6 +85,18 @@ def shared_plan_kernel(
     tl.store(SEQS + seq * 4 + 3, at - _picked(first, ours), mask=inside)
 
 
+@triton.jit
+def _item(item):
+    """What a work item says beside its leader, as in `SharedPlan`."""
+    first_member = tl.load(item + 1)
+    pairs = tl.load(item + 2)
+    tile_m = tl.load(item + 3)
+    tile = tl.load(item + 4)
+    end_tile = tl.load(item + 5)
+    length = tl.load(item + 6)
+    return first_member, pairs, tile_m, tile, end_tile, length
+
+
 @triton.jit(do_not_specialize=["table_s", "group", "block_size", "block_shift"])
 def shared_kernel(
     Q, K, V, TABLE, ITEMS, MEMBERS, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, scale, soft_cap, group,
@@ -100,12 +112,8 @@ def shared_kernel(
     leader = tl.load(ITEMS + item * 8)
     if leader < 0:
         return
-    first_member = tl.load(ITEMS + item * 8 + 1)
-    pairs = tl.load(ITEMS + item * 8 + 2)
-    pair = tl.load(ITEMS + item * 8 + 3) * BLOCK_M + tl.arange(0, BLOCK_M)
-    tile = tl.load(ITEMS + item * 8 + 4)
-    end_tile = tl.load(ITEMS + item * 8 + 5)
-    length = tl.load(ITEMS + item * 8 + 6)
+    first_member, pairs, tile_m, tile, end_tile, length = _item(ITEMS + item * 8)
+    pair = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     alive = pair < pairs
     kv_head = tl.program_id(0)
     dims = tl.arange(0, BLOCK_D)[None, :]

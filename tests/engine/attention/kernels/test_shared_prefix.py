@@ -30,9 +30,10 @@ def attend(case, config, shared=None, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [ONE_PIECE, PIECES, WIDE], ids=["one-piece", "pieces", "wide"])
-@pytest.mark.parametrize("block_size", [1, 16, 24, 64])
-def test_sharing_is_plain_attention(config, block_size):
+@pytest.mark.parametrize(
+    "block_size,config", [(1, WIDE), (16, ONE_PIECE), (16, PIECES), (16, WIDE), (24, PIECES), (64, PIECES), (64, WIDE)]
+)
+def test_sharing_is_plain_attention(block_size, config):
     blocks = -(-70 // block_size)
     shared = blocks * block_size
     case = SharedCase([((0, 2, 3), blocks)], [shared + 33, 40, shared + 1, shared + 64], block_size=block_size)
@@ -46,8 +47,8 @@ def test_sharing_is_plain_attention(config, block_size):
         (2, 1, 128, torch.bfloat16, "interleaved", PIECES),
         (1, 5, 96, torch.bfloat16, "kv_first", WIDE),
         (2, 8, 64, torch.float16, "interleaved", ONE_PIECE),
-        (1, 16, 256, torch.float32, "block_first", WIDE),
-        (1, 71, 64, torch.float32, "kv_first", WIDE),
+        (1, 16, 256, torch.float32, "block_first", ONE_PIECE),
+        (1, 17, 16, torch.float32, "kv_first", PIECES),
     ],
 )
 def test_heads_sizes_types_and_layouts(num_kv_heads, group, head_size, dtype, layout, config):
@@ -64,9 +65,9 @@ def test_a_row_without_tokens_of_its_own_and_rows_without_any(config):
     assert torch.equal(out[[2, 5]], torch.zeros_like(out[[2, 5]]))
 
 
-@pytest.mark.parametrize("config", [ONE_PIECE, PIECES, WIDE], ids=["one-piece", "pieces", "wide"])
+@pytest.mark.parametrize("config", [ONE_PIECE, WIDE], ids=["one-piece", "wide"])
 def test_several_groups_and_room_for_more(config):
-    case = SharedCase([((5, 1), 3), ((0, 6, 2), 7), ((3, 4), 1)], [150, 70, 112, 17, 40, 49, 113, 20])
+    case = SharedCase([((5, 1), 3), ((0, 6, 2), 7), ((3, 4), 1)], [150, 70, 112, 17, 40, 49, 113, 20], group=2)
     assert_close(attend(case, config, case.shared(num_groups=6)), case.expected())
 
 
@@ -76,7 +77,7 @@ def test_groups_that_share_nothing_and_rows_alone(groups):
     assert_close(attend(case, PIECES), case.expected())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 4 else ()) for n in range(16)])
 def test_random_batches(seed):
     """Any partition of the rows, any prefix that fits, any own lengths."""
     rng = Random(seed)
