@@ -64,6 +64,11 @@ class CacheLab:
         return self._prompts
 
     @property
+    def unbounded(self) -> int:
+        """Blocks that no cache of this trace can fill."""
+        return max(sum(map(len, self.prompts.keys)), 1)
+
+    @property
     def is_public_conversation(self) -> bool:
         """Whether this is the trace that the outside check was made on, in whatever file: 12,031 requests, 288,500
         blocks of 512 tokens, 182,790 of them different."""

@@ -78,11 +78,10 @@ def tables(lab: Lab) -> list[Table]:
     if cached.trace is None:
         return []
     prompts = cached.prompts
-    unbounded = max(sum(map(len, prompts.keys)), 1)
     rows: list[tuple[Cell, ...]] = []
-    for size in (*sorted(cached.sizes), unbounded):
+    for size in (*sorted(cached.sizes), cached.unbounded):
         found = cached.found([(policy, size) for policy in POLICIES], lab.jobs)
-        shown = "no bound" if size == unbounded else f"{size:,}"
+        shown = "no bound" if size == cached.unbounded else f"{size:,}"
         rows.append((shown, *(one.hit_pct for one in found)))
     measured = len(prompts) - len(prompts) // 2
     return [
