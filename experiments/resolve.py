@@ -285,7 +285,7 @@ def see_own_modules() -> None:
         sys.path.insert(0, here)
 
 
-NEWER_KEYS = {"workload.repeat": False, "scheduler.batching": "iteration"}
+NEWER_KEYS = {"workload.repeat": False, "scheduler.batching": "iteration", "measure.record_residency": False}
 """Keys that came when there were stored results already: at their defaults they are not part of the hash."""
 
 
