@@ -152,7 +152,8 @@ def _of_requests(lab: Lab, load: str) -> list[Result]:
     found, hashing = overhead(lab), next(cost.us_per_block for cost in costs(lab) if cost.case == "hashing")
     added = found.added_us + hashing * found.blocks_per_request
     why = "not judged: how much of it the rest is, hangs on what else the simulator does"
-    ratio = Claim(f"{NAME}/simulator/ratio", "host time with caching over without", 1, "x", why_reported=why)
+    name, metric = f"{NAME}/simulator/ratio", "host time of a simulated request, with caching over without"
+    ratio = Claim(name, metric, 1, "x", source="no cost at all", confidence="R", why_reported=why)
     share = Claim(
         f"{NAME}/of-step-time",
         "host time that caching adds, hashing included, over the time that the steps take",
