@@ -117,7 +117,7 @@ def decode_kernel(
     whole = pieces == 1
     if SHARED:
         skip = tl.load(SKIP + seq)
-        table += skip
+        table += tl.where(length > 0, skip, 0)  # of an empty sequence an entry is looked at, too
         whole = whole & (skip == 0)
     maximum, total, acc = _attend_piece(
         q, K + base, V + base, table, tile, end_tile, first, length,

@@ -65,6 +65,18 @@ def test_a_row_without_tokens_of_its_own_and_rows_without_any(config):
     assert torch.equal(out[[2, 5]], torch.zeros_like(out[[2, 5]]))
 
 
+def test_a_table_may_end_where_the_shared_part_does():
+    case = SharedCase([((0, 1), 4)], [64, 64])
+    k_cache, v_cache, block_table = case.paged()
+    room = torch.full((3, 4), 2**31 - 1, dtype=torch.int32)  # behind the table: an address far outside
+    room[:2] = block_table[:, :4]
+    out = shared_prefix_attention(
+        case.q, k_cache, v_cache, room[:2], case.seq_lens, case.shared(), scale=case.scale, max_seq_len=64,
+        config=PIECES,
+    )  # fmt: skip
+    assert_close(out, case.expected())
+
+
 @pytest.mark.parametrize("config", [ONE_PIECE, WIDE], ids=["one-piece", "wide"])
 def test_several_groups_and_room_for_more(config):
     case = SharedCase([((5, 1), 3), ((0, 6, 2), 7), ((3, 4), 1)], [150, 70, 112, 17, 40, 49, 113, 20], group=2)
