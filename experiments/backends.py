@@ -134,6 +134,7 @@ def engine_config_of(config: Config) -> EngineConfig:
         max_num_batched_tokens=rules.max_num_batched_tokens or 0,
         max_model_len=config.model.max_model_len,
         graphs=wanted.graphs is not False,
+        shared_prefix_kernel=wanted.shared_prefix_kernel is not False,
     )
 
 

@@ -90,7 +90,9 @@ def task_of(plan: Plan, cell: Cell) -> Task:
         window_s=measure.window_s if isinstance(measure.window_s, tuple) else None,
         end_s=measure.end_s if isinstance(measure.end_s, float) else None,
         num_snapshots=cell.map_frames,
+        max_concurrency=config.workload.max_concurrency,
         record_steps=measure.record_steps or is_real(config),
+        record_residency=measure.record_residency,
         skip=measure.skip,
     )
     engine = engine_config_of(config) if is_real(config) else None

@@ -211,6 +211,8 @@ def reproduce(
     seeds: MaybeWhole = None,
     jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"))] = 1,
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
+    trace: Annotated[Path | None, Parameter(show_default=False)] = None,
+    cache_blocks: Annotated[str, Parameter(show_default=False)] = "",
     out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
     json: Json = False,
 ) -> int:
@@ -222,8 +224,10 @@ def reproduce(
         fig1, fig2, fig3, fig6, fig7, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b, table1,
         block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
-        kernel-block-size, fig18b, caching-allocator (these four on a CUDA device; fig18b's memory anywhere),
-        engine-compare (its times too), or all; others are not measured yet.
+        kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (these five on a CUDA device; fig18b's memory
+        anywhere),
+        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead,
+        or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths
@@ -234,14 +238,20 @@ def reproduce(
         Processes; the numbers do not depend on it.
     kernels
         Results folder of `bench kernel`, instead of measuring kernels here.
+    trace
+        File with block ids for mooncake-hit-rate, such as `trace fetch mooncake-conversation` gets.
+    cache_blocks
+        Its cache sizes, a comma list of blocks [1756,7027,56216].
     out
         Folder for the page, its figures and the JSON.
     """
     from experiments.flags import pairs_of
+    from experiments.paper.cache_lab import sizes_of
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, kernels=kernels, out=out)
+    more: dict[str, Any] = {"trace": trace, "cache_blocks": sizes_of(cache_blocks), "kernels": kernels, "out": out}
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, **more)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

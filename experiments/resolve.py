@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import defaults
-from experiments.arriving import Arriving, arrive, given
+from experiments.arriving import Arriving, arrive
 from experiments.backends import check_backend, is_real, need_pin, notes_of, shape_of
 from experiments.config import dump, flatten
 from experiments.exits import UsageError
@@ -176,7 +176,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
         raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
     pool = pool_of(config, shape, [size for _, size in grid])
     step_model, limits = step_model_of(config, shape), scheduler_config(config)
-    arriving = given(trace, config.seed) if trace is not None else arrive(config.workload, config.seed, config.num_runs)
+    arriving = arrive(config.workload, config.seed, config.num_runs, trace)
     if not all(len(one) for one in arriving.traces.values()):
         raise UsageError(f"{arriving.provenance['name']}: the trace has no requests")
     sha256 = config_sha256(config, arriving)
@@ -285,7 +285,7 @@ def see_own_modules() -> None:
         sys.path.insert(0, here)
 
 
-NEWER_KEYS = {"workload.repeat": False, "scheduler.batching": "iteration"}
+NEWER_KEYS = {"workload.repeat": False, "scheduler.batching": "iteration", "measure.record_residency": False}
 """Keys that came when there were stored results already: at their defaults they are not part of the hash."""
 
 

@@ -105,7 +105,7 @@ def synth_verb(target: Path, recipe: Mapping[str, Any], num_requests: int, seed:
     from workloads import synthetic_trace
 
     given = {key: value for key, value in recipe.items() if value is not None}
-    return _made(
+    return make_and_save(
         lambda name: synthetic_trace(**given, num_requests=num_requests, seed=seed, name=name), target, overwrite
     )
 
@@ -120,7 +120,7 @@ def mix_verb(
     if also:
         raise UsageError(f"--clients: the file says what each class does; leave {', '.join(also)} out, or put it there")
     classes = client_classes(clients)
-    return _made(lambda name: client_mix(classes, num_requests, seed, name=name), target, overwrite)
+    return make_and_save(lambda name: client_mix(classes, num_requests, seed, name=name), target, overwrite)
 
 
 def client_classes(path: Path) -> list[ClientClass]:
@@ -154,7 +154,8 @@ def _in_flags(message: str) -> str:
     return message
 
 
-def _made(make: Callable[[str], Trace], target: Path, overwrite: bool) -> int:
+def make_and_save(make: Callable[[str], Trace], target: Path, overwrite: bool) -> int:
+    """Makes a trace of the file's name and writes it; UsageError for what cannot be made."""
     try:
         trace = make(target.name.split(".")[0])
     except (ValueError, OverflowError) as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
+    from sim.residency import Residency
 
 
 class Snapshot(NamedTuple):
@@ -42,8 +43,10 @@ class Recorder:
         final_tokens: Callable[[Request], int],
         snapshot_times: Sequence[int] = (),
         record_steps: bool = False,
+        residency: Residency | None = None,
     ) -> None:
-        """`final_tokens`: tokens of a request's KV at its end (prompt + output - 1, or + output under `sosp23`)."""
+        """`final_tokens`: tokens of a request's KV at its end (prompt + output - 1, or + output under `sosp23`).
+        `residency` is told the time of what happens to cached blocks; only where every step is taken by itself."""
         self._scheduler = scheduler
         self._allocator: KVAllocator = scheduler.allocator
         self._block_size = self._allocator.block_size
@@ -64,6 +67,7 @@ class Recorder:
         """When the next picture is due: at the first step boundary at or after that, of a batch that is a single
         step."""
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
+        self.residency = residency
         self._progress: dict[Request, Progress] = {}
 
     @property
@@ -94,6 +98,8 @@ class Recorder:
         the next request will wait."""
         if batch.preempted or batch.admitted:
             self.moved(start, batch)
+        if self.residency is not None:
+            self.residency.drain(start)
         last = self._last_blocks
         if last is not None and (batch.chunks or batch.clock >= last.next_clock):
             last.scheduled(batch)
@@ -225,6 +231,8 @@ class Recorder:
 
     def finished(self, now: int, finished: Sequence[Request]) -> None:
         """Rows of requests that stopped at `now`."""
+        if self.residency is not None:
+            self.residency.drain(now)
         for request in finished:
             self._pool.drop(request)
             progress = self._progress.pop(request)
@@ -238,6 +246,8 @@ class Recorder:
 
     def close(self, now: int) -> None:
         """Rows for the requests still there when the run was cut."""
+        if self.residency is not None:
+            self.residency.close(now)
         for request, progress in self._progress.items():
             if request in self._scheduler.running:
                 progress.recount(request.num_computed_tokens)

@@ -70,12 +70,13 @@ class Trace:
     block_offsets: Int64s
     """[n + 1] row i owns block_ids[block_offsets[i] : block_offsets[i + 1]]."""
     block_ids: Int64s
-    """[total] ids of the prompt's content, one per `block_size` tokens."""
+    """[total] ids of the prompt's content, one per `block_size` tokens; of scope 'runs' text, tokens, text, ..."""
     block_size: int
     """Tokens per block id, 0 when the trace has no ids. Not the KV block size of an engine."""
     block_scope: str
     """'chained': an id stands for its block and everything before it. 'content': for its own block only, so
-    it is a key only together with the ids before it. '' without ids."""
+    it is a key only together with the ids before it. 'runs': pairs of a text's number and how many tokens the
+    prompt has of it, position for position; the last text goes on through the answer. '' without ids."""
     block_partial: str
     """'ceil': a partly filled last block has an id too. 'floor': full blocks only. '' without ids."""
     source_row: Int64s

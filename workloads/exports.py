@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads import writers
+from workloads.blocks import in_blocks
 from workloads.columns import ROW_COLUMNS, Trace
 from workloads.content import Content
 from workloads.load import read_content
@@ -35,6 +36,8 @@ class Target(NamedTuple):
     """By which its texts are counted again."""
     has_ids: bool = False
     """Whether rows have block ids; how many tokens each stands for is never in the file."""
+    block_size: int = 0
+    """Tokens of an id where the trace has runs of texts: the format's usual."""
     beside: tuple[str, Callable[[Trace], str]] | None = None
     """Suffix and text of a second file that the tool wants."""
 
@@ -51,12 +54,14 @@ TARGETS: Final[dict[str, Target]] = {
         "AIPerf: --custom-dataset-type mooncake_trace; vLLM: --dataset-name timed_trace "
         "--timed-trace-sec-multiplier 0.001",
         has_ids=True,
+        block_size=512,
     ),
     "vidur": Target(writers.vidur, "Vidur clips lengths of 0 to 1: rows without output would run"),
     "timed-trace": Target(
         writers.timed_trace,
         "vLLM: --dataset-name timed_trace --self-timed; a row without hash_ids gets an empty prompt there",
         has_ids=True,
+        block_size=16,
     ),
     "vllm-custom": Target(
         writers.vllm_custom,
@@ -80,8 +85,11 @@ def export_trace(trace: Trace, path: str | Path, to: str, *, lossy: bool = False
     if to not in TARGETS:
         raise ValueError(f"to: need one of {', '.join(TARGETS)}, got {to!r}")
     target, file = TARGETS[to], Path(path)
+    whole, trace = trace, in_blocks(trace, target.block_size) if target.block_size else trace
     text = target.write(trace)
     lost = losses(trace, text, to)
+    if whole is not trace:
+        lost.append(f"what {target.block_size}-token blocks do not tell of shared texts: parts of blocks, and answers")
     if lost and not lossy:
         raise ValueError(
             f"{path}: {to} would lose {'; '.join(lost)}; convert to pagelab's own format, or say --lossy to write it so"

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _private_ids = itertools.count(1)
 BYTES_PER_TOKEN = 8
@@ -28,6 +28,14 @@ class Content(Protocol):
     def keys(self, start: int, stop: int, block_size: int) -> Sequence[Hashable]:
         """Keys of the full blocks `start` to `stop - 1` for blocks of `block_size` tokens."""
         ...
+
+
+class Run(NamedTuple):
+    """Tokens [start, stop) of a request: equal to those of any other that has the same text at the same start."""
+
+    text: int
+    start: int
+    stop: int
 
 
 class PrivateContent:
@@ -116,6 +124,12 @@ class BlockIdContent:
         if stop > shared:
             found.extend(self._private.keys(max(start, shared), stop, block_size))  # type: ignore[arg-type]
         return found
+
+    def runs(self, num_tokens: int) -> list[Run]:
+        """A run a trace block, as far as the ids go."""
+        unit, stop = self._trace_block_size, min(num_tokens, self._num_tokens)
+        starts = range(0, stop, unit)
+        return [Run(int(self._ids[i]), start, min(start + unit, stop)) for i, start in enumerate(starts)]
 
 
 class ChainedIds:

@@ -28,6 +28,7 @@ from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
+from engine.worker.shared_prefix import SharingRule
 from engine.worker.warm_up import warm_up as run_warm_up
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class EngineConfig:
     """None: the model's."""
     graphs: bool = True
     """Decode steps as CUDA graphs, on a GPU."""
+    shared_prefix_kernel: bool = True
+    """Decodes take what their block tables have in common once for all rows, where that is long enough to pay."""
     kv_limit_bytes: int | None = None
     """The most that K and V may take; None: what is free on the device."""
 
@@ -178,7 +181,17 @@ class Engine:
             shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
         graphs = self.config.graphs and self.device.type == "cuda"
-        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, **options)
+        sharing = self._sharing(allocator, kernel)
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, sharing=sharing, **options)
+
+    def _sharing(self, allocator: Any, kernel: Kernel) -> SharingRule | None:
+        """When shared prefixes are used; None: never."""
+        able = self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes and kernel == "paged"
+        if not able:
+            return None
+        size, expected = allocator.block_size, bool(getattr(allocator, "enable_caching", False))
+        token_bytes = self.block_bytes(size) // size // self.architecture.num_layers
+        return SharingRule(size, token_bytes, expected=expected)
 
     def _ops(self) -> Ops:
         if self.backend.get_name() != "triton":
@@ -204,6 +217,7 @@ class Engine:
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
             "graphs": self.config.graphs and self.device.type == "cuda",
+            "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,
             "max_model_len": self.limits.max_model_len,
@@ -218,6 +232,8 @@ class _TinyPool:
     block_size: int
     num_blocks: int = 2
     growth_tokens: int = 0
+    enable_caching: bool = True
+    """The graphs of steps that share prefixes take memory, too."""
 
 
 def device_of(name: str) -> torch.device:

@@ -21,6 +21,7 @@ from engine.worker.limits import Limits
 from engine.worker.mixed_step import MixedInputs, MixedStep
 from engine.worker.ran import SAMPLING_DTYPES, Ran, RowSampling
 from engine.worker.rows import BatchRows
+from engine.worker.shared_prefix import SharedRows, SharingRule
 from engine.worker.staging import RowState
 from engine.worker.step_clock import PS_PER_NS, DeviceClock, HostClock, StepTime
 from engine.worker.tokens import RequestTokens
@@ -67,22 +68,23 @@ class ModelExecutor:
         sampling: Callable[[Request], RowSampling] | None = None,
         stops: Callable[[Request, Sequence[int]], bool] | None = None,
         watch: Callable[[list[Request], torch.Tensor], None] | None = None,
+        sharing: SharingRule | None = None,
     ) -> None:
         """`sampling` is asked once a request; None: greedy. `stops` is asked with a request's outputs after every
         sampled token. `watch` is given each step's logits [N, V] with the requests that they belong to, for tests.
-        `padded`: mixed steps have the sizes that graphs have; None: on a device they do."""
+        `padded`: mixed steps have the sizes that graphs have; None: on a device they do. `sharing`: when decodes take
+        what rows have in common once for all of them; None: never."""
         device = kv.caches[0].device
         size = allocator.block_size
-        width = -(-limits.max_model_len // size)
         self.kv = kv
-        self.table = BlockTable(limits.max_num_seqs, width, size, device)
+        self.table = BlockTable(limits.max_num_seqs, -(-limits.max_model_len // size), size, device)
         self.rows = BatchRows(self.table)
         self.state = RowState(limits.max_num_seqs, device)
+        self.sharing = SharedRows(sharing, self.table, self.state)
         self.decode = DecodeStep(decoder, self.table, self.state, max_model_len=limits.max_model_len, graphs=graphs)
         on_device = device.type == "cuda"
-        self.mixed = MixedStep(
-            decoder, self.table, limits, padded=on_device if padded is None else padded, graphs=graphs
-        )
+        padded = on_device if padded is None else padded
+        self.mixed = MixedStep(decoder, self.table, limits, padded=padded, graphs=graphs)
         self._allocator = allocator
         self._vocab_size = decoder.architecture.vocab_size
         self._asks = sampling
@@ -208,7 +210,7 @@ class ModelExecutor:
             self._record(self.rows.decodes(), batch.clock)
         ran = self._steady
         assert ran is not None
-        logits = self.decode.run(len(ran.requests), filtered=ran.filtered)
+        logits = self.decode.run(len(ran.requests), filtered=ran.filtered, shared=bool(self.sharing))
         if self._watch is not None:
             self._watch(ran.requests, logits)
         return ran
@@ -222,6 +224,7 @@ class ModelExecutor:
         if self._sampling:
             for name, values in zip(SAMPLING_DTYPES, self._columns(requests), strict=True):
                 cpu[name][:count] = values
+        self.sharing.look(count)
         self.state.upload()
         self._fresh = True
         self._steady = self._ran(requests, self.decode.sampled)

@@ -39,6 +39,12 @@ class EngineFlags:
     kv_tokens: Annotated[MaybeWhole, _option("Tokens of the pool [all requests at their longest].")] = None
     num_runs: Annotated[Whole, _option("The best by wall clock is reported, all are kept.")] = 3
     graphs: Annotated[bool, Parameter(negative="--no-graphs", help="Decode steps as CUDA graphs.")] = True
+    shared_prefix_kernel: Annotated[
+        bool,
+        Parameter(
+            negative="--no-shared-prefix-kernel", help="Decodes take what block tables have in common once, if it pays."
+        ),
+    ] = True
     profile: Annotated[
         bool,
         Parameter(negative=(), show_default=False, help="Also trace a few steps: kernels by name."),

@@ -29,7 +29,7 @@ MEANINGS: Final = {
     "context_tokens": "the longest sequence, its queries included",
     "kv_tokens": "tokens attended to, all sequences",
     "query_tokens": "T",
-    "moved_bytes": "K and V of the attended tokens once; a write or a copy: read and written",
+    "moved_bytes": "K and V of the attended tokens, shared ones once; a write or a copy: read and written",
     "num_flops": "4 x H x D for each pair of a query and a key it may see",
     "median_s": "device time of a call: median over replays of a graph of one call a set; p20_s, p80_s: percentiles",
     "bytes_per_s": "moved_bytes / median_s",

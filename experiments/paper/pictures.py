@@ -13,6 +13,7 @@ from experiments.paper.block_size import CAPACITY_TOKENS
 from experiments.paper.experiment import Picture
 from experiments.paper.judgement_pictures import JUDGEMENTS, bars_said
 from experiments.paper.panels import PANELS, Panel
+from experiments.paper.pressure_pictures import PRESSURE
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
 from sim.cost import PAPER_MODELS
 from workloads import Trace, named_trace
@@ -219,5 +220,6 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig13b": _fig13b,
     "fig18b": _fig18b,
     **JUDGEMENTS,
+    **PRESSURE,
 }
 """By experiment, in the order of the page."""
