@@ -4,8 +4,8 @@
 
 Writes into the folder OUT: `tests.txt`, what the tests say; `measured/`, the rows of `bench kernel --case shared-prefix
 --sweep`, beside every peer that is here; `search.csv`, for each shape the rule's time, its share of the best, peers and
-the ten best configurations. Meant to fit ten minutes of an H200, most of them compilation. Exit code 0 if everything is right,
-6 without a device.
+the ten best configurations. Meant to fit ten minutes of an H200, most of them compilation. Exit code 0 if everything is
+right, 6 without a device.
 """
 
 from __future__ import annotations
