@@ -5,17 +5,24 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.exits import UsageError
+from experiments.settings import SESSION_KEYS
 
 if TYPE_CHECKING:
     from experiments.settings import Workload
     from workloads import Trace
 
 LENGTH_COLUMNS = ("input_len", "output_len")
+LOOP_NOTES = {
+    "closed": "arrivals: closed: requests come when others are done, so that a slower pool has fewer of them, no queue "
+    "grows without end, and 'saturated' means nothing",
+    "partly open": "arrivals: partly open: conversations begin by the clock, their turns come when the one before is "
+    "done, so that a slower pool has later turns",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +35,56 @@ class Arriving:
     notes: list[str] = field(default_factory=list)
 
 
-def arrive(workload: Workload, seed: int, num_runs: int) -> Arriving:
-    """Reads or generates; ValueError where the workload cannot be had as asked."""
+def arrive(workload: Workload, seed: int, num_runs: int, trace: Trace | None = None) -> Arriving:
+    """Reads or generates, unless there is a `trace` already; ValueError where the workload cannot be had as asked."""
+    if trace is not None:
+        return _said(Arriving({seed: trace}, _provenance(trace, {})), workload)
     if workload.trace is not None:
         return _from_file(workload, seed, num_runs)
-    from workloads import named_trace
-    from workloads.named import GRIDS
-
-    assert workload.name is not None
-    if workload.name in GRIDS and workload.request_rate is None:
-        raise UsageError(f"{workload.name} is a sweep over rates: say --request-rate; {GRIDS[workload.name]}")
-    lengths = {name: read_lengths(Path(path)) for name, path in workload.lengths.items()}
-    unknown = sorted(lengths.keys() - {"sharegpt", "alpaca"})
-    if unknown:
-        raise UsageError(f"lengths: unknown name {unknown[0]!r}; known are sharegpt, alpaca")
-    drawn = {
-        one: named_trace(workload.name, one, lengths or None, rate_per_s=workload.request_rate)
-        for one in range(seed, seed + num_runs)
-    }
+    drawn = {one: named(workload, one) for one in range(seed, seed + num_runs)}
     traces = {one: _shaped(trace, workload, stretch=False) for one, trace in drawn.items()}
     first = traces[seed]
     provenance = _provenance(first, {f"{name}_sha256": file_sha256(Path(p)) for name, p in workload.lengths.items()})
     if num_runs > 1:
         provenance["sha256_by_seed"] = {str(one): trace.sha256() for one, trace in traces.items()}
-    return Arriving(traces, provenance)
+    return _said(Arriving(traces, provenance), workload)
 
 
-def given(trace: Trace, seed: int) -> Arriving:
-    """A trace that is already there."""
-    return Arriving({seed: trace}, _provenance(trace, {}))
+def named(workload: Workload, seed: int) -> Trace:
+    """A workload by name, drawn by `seed`; ValueError where it cannot be had as asked."""
+    from workloads import SESSION_TRACES, Shape, named_trace, session_trace
+    from workloads.named import GRIDS
+    from workloads.named_sessions import SESSION_RECIPES
+
+    name, rate = str(workload.name), workload.request_rate
+    grid = GRIDS.get(name, SESSION_RECIPES[name].grid if name in SESSION_TRACES else "")
+    if grid and rate is None:
+        raise UsageError(f"{name} is a sweep over rates: say --request-rate; {grid}")
+    lengths = {key: read_lengths(Path(path)) for key, path in workload.lengths.items()}
+    known = (SESSION_RECIPES[name].lengths,) if name in SESSION_TRACES else ("sharegpt", "alpaca")
+    unknown = sorted(lengths.keys() - set(known))
+    if unknown:
+        raise UsageError(f"lengths: unknown name {unknown[0]!r}; known are {', '.join(known)}")
+    shape = Shape(**{key: getattr(workload, key) for key in SESSION_KEYS})
+    if name in SESSION_TRACES:
+        count = workload.num_requests
+        return session_trace(name, seed, shape, lengths or None, rate_per_s=rate, num_requests=count)
+    also = [key for key in SESSION_KEYS if getattr(shape, key) is not None]
+    if also:
+        raise UsageError(f"{also[0]}: {name} has none; {', '.join(SESSION_TRACES)} have some of these")
+    return named_trace(name, seed, lengths or None, rate_per_s=rate)
+
+
+def _said(arriving: Arriving, workload: Workload) -> Arriving:
+    """With a note, and a word in the provenance, where service decides when requests come."""
+    from sim.sessions import loop_of
+
+    loop = loop_of(next(iter(arriving.traces.values())), workload.max_concurrency)
+    if loop == "open":
+        return arriving
+    return replace(
+        arriving, provenance={**arriving.provenance, "arrivals": loop}, notes=[*arriving.notes, LOOP_NOTES[loop]]
+    )
 
 
 def _from_file(workload: Workload, seed: int, num_runs: int) -> Arriving:
@@ -84,7 +112,7 @@ def _from_file(workload: Workload, seed: int, num_runs: int) -> Arriving:
         "dropped": loaded.dropped,
     }
     notes = [note.replace(str(path), path.name) for note in loaded.notes]
-    return Arriving({seed: trace}, _provenance(trace, extra), notes)
+    return _said(Arriving({seed: trace}, _provenance(trace, extra), notes), workload)
 
 
 def _provenance(trace: Trace, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,11 @@ NOT_BIT_BY_BIT: Final = (
     "step times are measured and differ from run to run; decisions (batches, block tables, preemptions) do not, where "
     "all requests arrive at 0"
 )
+NO_RANKING: Final = (
+    "on a CPU the model's own work hides what an allocator does to the step time: tokens/s and latencies that differ "
+    "by a few per cent, or by less than repeats do (--num-runs 3), rank nothing; batches, preemptions and shares of "
+    "memory do"
+)
 
 
 def is_real(config: Config) -> bool:
@@ -59,9 +64,11 @@ def _only_simulated(config: Config) -> dict[str, Any]:
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
+    from experiments.flags import flag_of
+
     for key, value in given.items():
         if value is not None:
-            raise UsageError(f"{key}={value}: {why}")
+            raise UsageError(f"{flag_of(key)}{key}={value}: {why}")
 
 
 def need_pin(config: Config) -> None:
@@ -69,6 +76,11 @@ def need_pin(config: Config) -> None:
     allocator takes all that a card has, nothing is ever short."""
     if is_real(config):
         raise UsageError(f"--backend {config.measure.backend} needs a pinned capacity: say {PINS}")
+
+
+def notes_of(config: Config, num_cells: int) -> list[str]:
+    """What whoever reads the results of a real run must know."""
+    return [NOT_BIT_BY_BIT, *([NO_RANKING] if config.measure.backend == "cpu" and num_cells > 1 else [])]
 
 
 def kv_dtype_of(config: Config) -> str | None:
@@ -92,6 +104,10 @@ def shape_of(config: Config) -> ModelShape:
 
 
 def _gguf_shape(path: Path) -> ModelShape:
+    if not path.is_file():
+        from engine.core.suggestion import unknown_model
+
+        raise unknown_model(str(path), (), "a .gguf file")
     need_torch(f"the model {path.name}")
     from engine.core.model_shape import read_model_shape
     from engine.model.gguf_file import config_of
@@ -118,14 +134,17 @@ def engine_config_of(config: Config) -> EngineConfig:
         max_num_batched_tokens=rules.max_num_batched_tokens or 0,
         max_model_len=config.model.max_model_len,
         graphs=wanted.graphs is not False,
+        shared_prefix_kernel=wanted.shared_prefix_kernel is not False,
     )
 
 
 def _weights_of(config: Config) -> str:
     """A folder or a file where there is one, else the catalogue's name."""
+    from engine.core.catalogue import entry
+
     name = str(config.model.name)
     path = Path(name)
-    if path.exists():
+    if path.exists() and entry(name)[1] is None:
         return str(path.parent if path.suffix == ".json" else path)
     return shape_of(config).name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ class Answer:
 
 def capacity_verb(
     flags: Flags,
-    rule: str,
+    rule: str | None,
     *,
     as_json: bool,
     mean_prompt_len: float | None = None,
@@ -132,13 +133,13 @@ def capacity_verb(
     """Prints; ValueErrors of the rules are the user's."""
     from experiments.capacity_tables import show_answer
 
-    if rule not in RULES:
+    if rule is not None and rule not in RULES:
         raise UsageError(f"--rule knows {', '.join(RULES)}, got {rule!r}")
     try:
-        config, shape = _asked(flags, rule)
-        answer = Answer(
-            config, shape, rule, demand_of(mean_prompt_len, mean_output_len, concurrency, simulate), simulate
-        )
+        demand = demand_of(mean_prompt_len, mean_output_len, concurrency, simulate)
+        config, shape, named = _asked(flags, rule)
+        _check_length(demand, config.model.max_model_len)
+        answer = Answer(config, shape, named, demand, simulate)
         document = answer.to_dict()
     except UsageError:
         raise
@@ -157,16 +158,38 @@ def demand_of(prompt: float | None, output: float | None, concurrency: int | Non
         return None
     if prompt is None or output is None:
         raise UsageError("a load needs both --mean-prompt-len and --mean-output-len, in tokens")
+    for flag, tokens in (("--mean-prompt-len", prompt), ("--mean-output-len", output)):
+        if not (math.isfinite(tokens) and tokens >= 1):
+            raise UsageError(f"{flag} is in tokens, at least 1 on average, got {tokens:g}")
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"--concurrency is the requests that run at once, at least 1, got {concurrency}")
     return Demand(prompt, output, concurrency)
 
 
-def _asked(flags: Flags, rule: str) -> tuple[Config, ModelShape]:
-    """Rule sosp23 is about the paper's model and GPU unless told otherwise."""
+def _check_length(demand: Demand | None, max_model_len: int | None) -> None:
+    """UsageError for a load that no run of the model would accept."""
+    if demand is not None and max_model_len is not None and demand.tokens_each > max_model_len:
+        raise UsageError(
+            f"--mean-prompt-len {demand.mean_prompt_tokens:g} and --mean-output-len {demand.mean_output_tokens:g} are "
+            f"more than the {max_model_len:,} tokens of --max-model-len together: raise that, or ask for less"
+        )
+
+
+def _asked(flags: Flags, rule: str | None) -> tuple[Config, ModelShape, str]:
+    """Rule sosp23 is about the paper's model and GPU unless told otherwise. UsageError where the configuration has
+    another rule, or a pin, than `--rule`."""
     from engine.core.catalogue import lookup
 
-    config = filled(resolve_layers(flags.layers()), has_trace=rule != "sosp23")
+    given = resolve_layers(flags.layers())
+    kv = given.kv
+    pinned = [f"kv.{name}" for name in ("num_blocks", "kv_tokens", "kv_bytes") if getattr(kv, name) is not None]
+    other = pinned or [f"kv.capacity_rule={kv.capacity_rule}"] * (kv.capacity_rule not in (None, rule))
+    if rule is not None and other:
+        raise UsageError(f"--rule {rule} and {other[0]} both set the capacity: keep one")
+    named = rule or kv.capacity_rule or "default"
+    config = filled(given, has_trace=named != "sosp23")
     assert config.model.name is not None
-    return config, lookup(config.model.name)
+    return config, lookup(config.model.name), named
 
 
 def capacities_of(config: Config, shape: ModelShape, rule: str) -> list[Capacity]:

@@ -20,15 +20,13 @@ from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.trace_cli import trace_app
+from experiments.whole import MaybeWhole, Whole
 
 
 def _version() -> str:
-    from importlib import metadata
+    from engine.versions import version_of
 
-    try:
-        return metadata.version("pagelab")
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    return version_of("pagelab") or "not installed"
 
 
 app = App(
@@ -97,8 +95,7 @@ def report(folder: Path, *, json: Json = False) -> int:
 
 @app.command
 def plot(
-    folder: Path,
-    *,
+    *folders: Path,
     var_x: str = "block_size",
     var_y: str = "kv_live_frac",
     curve_by: str = "allocator",
@@ -109,6 +106,8 @@ def plot(
 
     Parameters
     ----------
+    folders
+        Results; of several, rate_per_s (requests a second of each one's trace) is a column too.
     var_x
         Column of the x axis.
     var_y
@@ -120,11 +119,11 @@ def plot(
     """
     from experiments.views import plot_verb
 
-    return plot_verb(folder, var_x, var_y, curve_by, output, as_json=json)
+    return plot_verb(folders, var_x, var_y, curve_by, output, as_json=json)
 
 
 @app.command(name="map")
-def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: int = 64) -> int:
+def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: Whole = 64) -> int:
     """Show who holds which block: the memory map of stored runs.
 
     Parameters
@@ -145,10 +144,10 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
 def capacity(
     *,
     flags: Flags = Flags(),  # noqa: B008
-    rule: str = "default",
+    rule: Annotated[str | None, Parameter(show_default=False)] = None,
     mean_prompt_len: Annotated[float | None, Parameter(show_default=False)] = None,
     mean_output_len: Annotated[float | None, Parameter(show_default=False)] = None,
-    concurrency: Annotated[int | None, Parameter(show_default=False)] = None,
+    concurrency: Annotated[MaybeWhole, Parameter(show_default=False)] = None,
     simulate: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     json: Json = False,
 ) -> int:
@@ -157,7 +156,7 @@ def capacity(
     Parameters
     ----------
     rule
-        default, chapter (three readings of GB) or sosp23.
+        default, chapter (three readings of GB) or sosp23 [the configuration's, or default].
     mean_prompt_len
         Tokens of a prompt, on average.
     mean_output_len
@@ -189,7 +188,7 @@ def validate(target: Path, *, json: Json = False) -> int:
 
 
 @app.command(name="check-allocator")
-def check_allocator(name: str, *, seeds: int = 20, actions: int = 60, json: Json = False) -> int:
+def check_allocator(name: str, *, seeds: Whole = 20, actions: Whole = 60, json: Json = False) -> int:
     """Run the allocator contract on an allocator: a name, or package.module:Class.
 
     Parameters
@@ -209,9 +208,11 @@ def reproduce(
     *names: str,
     quick: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     lengths: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    seeds: int | None = None,
-    jobs: Annotated[int, Parameter(name=("-j", "--jobs"))] = 1,
+    seeds: MaybeWhole = None,
+    jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"))] = 1,
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
+    trace: Annotated[Path | None, Parameter(show_default=False)] = None,
+    cache_blocks: Annotated[str, Parameter(show_default=False)] = "",
     out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
     json: Json = False,
 ) -> int:
@@ -223,8 +224,10 @@ def reproduce(
         fig1, fig2, fig3, fig6, fig7, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b, table1,
         block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
-        kernel-block-size, fig18b, caching-allocator (these four on a CUDA device; fig18b's memory anywhere),
-        engine-compare (its times too), or all; others are not measured yet.
+        kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (these five on a CUDA device; fig18b's memory
+        anywhere),
+        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead,
+        or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths
@@ -235,14 +238,20 @@ def reproduce(
         Processes; the numbers do not depend on it.
     kernels
         Results folder of `bench kernel`, instead of measuring kernels here.
+    trace
+        File with block ids for mooncake-hit-rate, such as `trace fetch mooncake-conversation` gets.
+    cache_blocks
+        Its cache sizes, a comma list of blocks [1756,7027,56216].
     out
         Folder for the page, its figures and the JSON.
     """
     from experiments.flags import pairs_of
+    from experiments.paper.cache_lab import sizes_of
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, kernels=kernels, out=out)
+    more: dict[str, Any] = {"trace": trace, "cache_blocks": sizes_of(cache_blocks), "kernels": kernels, "out": out}
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, **more)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

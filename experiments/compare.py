@@ -17,6 +17,7 @@ from experiments.cells import Outcome, Task, run_task, task_of
 from experiments.comparison_table import table, verdict, window_notes
 from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
 from experiments.console import PS, Talk, say, say_json, show, stdout_width
+from experiments.csv_text import to_csv
 from experiments.exits import UsageError
 from experiments.flags import Flags, OutputFlags
 from experiments.manifest import Invocation, engine_entries, manifest_of, now
@@ -214,7 +215,7 @@ def conclude(
         plan.notes.append(note)
     report = None
     if kept is not None:
-        kept.write_text(store.SUMMARY, store.to_csv(rows))
+        kept.write_text(store.SUMMARY, to_csv(rows))
         manifest = manifest_of(plan, invocation, outcomes, kept, STATUS[code])
         kept.write_text(store.MANIFEST, store.strict(manifest) + "\n")
         if out.report and rows and not progress.interrupted:

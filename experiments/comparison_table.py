@@ -20,6 +20,8 @@ FOOTNOTE = (
 )
 
 
+IDLE_TAIL = 0.01
+"""Work behind the window, as a share of it, that goes without saying."""
 IDLE_FREE = 0.05
 """From this mean free share on, a pool counts as partly idle."""
 
@@ -112,9 +114,29 @@ def table(rows: Sequence[Row], *, width: int) -> Table:
         marked = any(run.get("saturated") for run in runs)
         saturated |= marked
         made.add_row(*names, str(size), *(_written(column, runs, marked) for column in columns))
-    if saturated:
-        made.caption = FOOTNOTE
+    made.caption = "\n".join([*([FOOTNOTE] if saturated else []), *_left_out(rows)]) or None
     return made
+
+
+def _runs_on(row: Row) -> float:
+    """Time from the end of the window to the last token, as a share of the window."""
+    start, stop, last = (row.get(name) for name in ("window_start_s", "window_stop_s", "makespan_s"))
+    if start is None or stop is None or last is None or stop <= start:
+        return 0.0
+    return float((last - start) / (stop - start) - 1)
+
+
+def _left_out(rows: Sequence[Row]) -> list[str]:
+    """That means and rates are over a window, where requests ran on behind it: tokens made then are in no column."""
+    behind = [row for row in rows if _runs_on(row) > IDLE_TAIL]
+    if not behind:
+        return []
+    start, stop = behind[0]["window_start_s"], behind[0]["window_stop_s"]
+    kind = "the arrivals" if behind[0].get("window_kind") == "arrivals" else "the window"
+    last = max(row["makespan_s"] for row in behind)
+    return [
+        f"means and tok/s are over {kind}, {start:g} to {stop:g} s; work went on to {last:g} s (columns makespan_*)"
+    ]
 
 
 def _written(column: Column, runs: Sequence[Row], marked: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from engine.core.catalogue import entry
 from experiments.exits import UsageError
 from experiments.settings import Config
 
@@ -95,11 +96,16 @@ def read_layer(path: Path) -> Layer:
 
 
 def _rebased(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return map_paths(values, lambda text: str(folder / text))
+    return map_paths(values, lambda text: str(folder / text), is_there=lambda text: (folder / text).exists())
 
 
-def map_paths(values: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """The same keys with every path in them changed."""
+def map_paths(
+    values: Mapping[str, Any],
+    change: Callable[[str], str],
+    is_there: Callable[[str], bool] = lambda text: Path(text).exists(),
+) -> dict[str, Any]:
+    """The same keys with every path in them changed. A model is one where a file or folder of that name `is_there`,
+    unless the catalogue knows the name."""
     new = dict(values)
     if isinstance(new.get("workload.trace"), str):
         new["workload.trace"] = change(new["workload.trace"])
@@ -110,7 +116,7 @@ def map_paths(values: Mapping[str, Any], change: Any) -> dict[str, Any]:
             k: change(v) if isinstance(v, str) else v for k, v in new["workload.lengths"].items()
         }
     model = new.get("model.name")
-    if isinstance(model, str) and ("/" in model or model.endswith((".json", ".gguf"))) and Path(change(model)).exists():
+    if isinstance(model, str) and is_there(model) and entry(model)[1] is None:
         new["model.name"] = change(model)
     kind, colon, path = str(new.get("measure.step_model", "")).partition(":")
     if colon and kind in ("table", "recorded"):

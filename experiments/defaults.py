@@ -39,6 +39,10 @@ OF_WORKLOAD: dict[str, WorkloadDefaults] = {
     "paper-fig12d": _paper(None, None),
     "paper-fig13a": _paper(3600.0, (600.0, 3600.0)),
     "paper-fig13b": _paper(900.0, (300.0, 900.0)),
+    # The paper serves LLaMA-13B here: a token's K and V are of OPT-13B's size, and the rule counts OPT's weights.
+    "paper-fig16-1shot": _paper(None, None),
+    "paper-fig16-5shot": _paper(None, None),
+    "paper-fig17": _paper(None, None),
 }
 OF_TRACE_FILES = WorkloadDefaults()
 """For trace files, and for named workloads without an entry above."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from experiments.session_flags import SessionFlags
 from experiments.sharing_flags import SharingFlags
+from experiments.whole import Whole
 
 if TYPE_CHECKING:
     from experiments.config import Layer
@@ -35,9 +37,13 @@ def _option(group: Group, text: str, *names: str) -> Any:
     return Parameter(group=group, help=text, name=names or None, show_default=False)
 
 
+def _switch(text: str, *names: str) -> Any:
+    return Parameter(name=names or None, group=_OUT, help=text, negative=(), show_default=False)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Flags(SharingFlags):
+class Flags(SharingFlags, SessionFlags):
     """What an experiment is."""
 
     config: Annotated[
@@ -82,7 +88,8 @@ class Flags(SharingFlags):
     repeat: Annotated[
         Switch, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False, group=_WORK)
     ] = None
-    request_rate: Annotated[Text, _option(_WORK, "Requests per second [the workload's own].")] = None
+    request_rate: Annotated[Text, _option(_WORK, "Requests per second; of chat: conversations [its own].")] = None
+    max_concurrency: Annotated[Text, _option(_WORK, "Most requests inside at once; others wait outside [all].")] = None
     time_scale: Annotated[Text, _option(_WORK, "Arrival times times this; 2 is twice as slow [1].")] = None
     seed: Annotated[Text, _option(_WORK, "Seed of a seeded workload [0].")] = None
     num_runs: Annotated[Text, _option(_WORK, "Repeats, with seeds seed, seed + 1, ... [1].")] = None
@@ -170,7 +177,9 @@ class Flags(SharingFlags):
     end: Annotated[Text, _option(_MEASURE, "Second at which the run is cut, or none [none; paper-*: the paper's].")] = (
         None
     )
-    record: Annotated[Text, _option(_MEASURE, "steps: a row a step; forces stepping [none].")] = None
+    record: Annotated[
+        Text, _option(_MEASURE, "steps: a row a step; residency: how long cached blocks stay; both step [none].")
+    ] = None
     skip: Annotated[
         Switch,
         Parameter(
@@ -222,12 +231,17 @@ class Flags(SharingFlags):
         if self.headroom_gb is not None:
             values["kv.headroom_bytes"] = ("--headroom-gb", headroom_bytes(self.headroom_gb))
         if self.record is not None:
-            if self.record != "steps":
-                raise UsageError(f"--record knows 'steps', got {self.record!r}")
-            values["measure.record_steps"] = ("--record", True)
+            if unknown := set(self.record.split(",")) - {"steps", "residency"}:
+                raise UsageError(f"--record knows 'steps' and 'residency', got {', '.join(sorted(unknown))!r}")
+            values |= {f"measure.record_{part}": ("--record", True) for part in self.record.split(",")}
         if self.lengths:
             values["workload.lengths"] = ("--lengths", pairs_of(self.lengths))
         return values
+
+
+def flag_of(key: str) -> str:
+    """`--tp: ` for the dotted key `model.tp`, to stand before it in a message; nothing for a key without a flag."""
+    return "".join(f"--{leaf}: ".replace("_", "-") for leaf in key.split(".")[-1:] if leaf in Flags.__annotations__)
 
 
 def pairs_of(texts: tuple[str, ...]) -> dict[str, str]:
@@ -251,18 +265,8 @@ class OutputFlags:
     experiment_name: Annotated[Text, _option(_OUT, "A name inside that folder [none].", "-e", "--experiment-name")] = (
         None
     )
-    overwrite: Annotated[
-        bool, Parameter(help="Replace results of the same name.", negative=(), show_default=False, group=_OUT)
-    ] = False
-    json: Annotated[
-        bool,
-        Parameter(
-            help="One strict JSON object on stdout; writes files only with -o or -e.",
-            negative=(),
-            show_default=False,
-            group=_OUT,
-        ),
-    ] = False
+    overwrite: Annotated[bool, _switch("Replace results of the same name.")] = False
+    json: Annotated[bool, _switch("One strict JSON object on stdout; writes files only with -o or -e.")] = False
     report: Annotated[
         bool,
         Parameter(
@@ -283,13 +287,6 @@ class OutputFlags:
             group=_OUT,
         ),
     ] = True
-    jobs: Annotated[int, _option(_OUT, "Processes; the numbers do not depend on it [1].", "-j", "--jobs")] = 1
-    verbose: Annotated[
-        bool, Parameter(name=("-v", "--verbose"), help="Say more.", negative=(), show_default=False, group=_OUT)
-    ] = False
-    quiet: Annotated[
-        bool,
-        Parameter(
-            name=("-q", "--quiet"), help="Say nothing but the result.", negative=(), show_default=False, group=_OUT
-        ),
-    ] = False
+    jobs: Annotated[Whole, _option(_OUT, "Processes; the numbers do not depend on it [1].", "-j", "--jobs")] = 1
+    verbose: Annotated[bool, _switch("Say more.", "-v", "--verbose")] = False
+    quiet: Annotated[bool, _switch("Say nothing but the result.", "-q", "--quiet")] = False

@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter
 
 from experiments import exits
 from experiments.exits import DeviceMissing, UsageError
+from experiments.whole import MaybeWhole, Whole
 
 if TYPE_CHECKING:
     from engine.llm import LLM, RequestOutput
@@ -30,13 +31,13 @@ def _option(group: Group, text: str, *names: str) -> Any:
 class SamplingFlags:
     """How tokens are chosen, and when a completion ends."""
 
-    max_tokens: Annotated[int, _option(_SAMPLING, "Tokens at most [64].")] = 64
+    max_tokens: Annotated[Whole, _option(_SAMPLING, "Tokens at most [64].")] = 64
     temperature: Annotated[float, _option(_SAMPLING, "0: always the likeliest token [0].")] = 0.0
-    top_k: Annotated[int, _option(_SAMPLING, "Only the k likeliest tokens; 0: all [0].")] = 0
+    top_k: Annotated[Whole, _option(_SAMPLING, "Only the k likeliest tokens; 0: all [0].")] = 0
     top_p: Annotated[float, _option(_SAMPLING, "Only the likeliest that together have this probability [1].")] = 1.0
-    seed: Annotated[int, _option(_SAMPLING, "Of what is drawn: the same seed, the same tokens [0].")] = 0
+    seed: Annotated[Whole, _option(_SAMPLING, "Of what is drawn: the same seed, the same tokens [0].")] = 0
     stop: Annotated[tuple[str, ...], _option(_SAMPLING, "A text that ends a completion; may be repeated.")] = ()
-    n: Annotated[int, _option(_SAMPLING, "Completions of each prompt [1].", "-n")] = 1
+    n: Annotated[Whole, _option(_SAMPLING, "Completions of each prompt [1].", "-n")] = 1
     ignore_eos: Annotated[bool, _option(_SAMPLING, "Go on behind the model's end-of-sequence token.")] = False
 
 
@@ -48,13 +49,13 @@ class ModelFlags:
     backend: Annotated[str, _option(_MEMORY, "cpu or gpu [gpu if there is one, else cpu].")] = "auto"
     allocator: Annotated[str, _option(_MEMORY, "As for compare [paged].")] = "paged"
     kernel: Annotated[str, _option(_MEMORY, "paged or contiguous [paged].")] = "paged"
-    block_size: Annotated[int | None, _option(_MEMORY, "Tokens a block [the attention backend's: 16].")] = None
-    num_blocks: Annotated[int | None, _option(_MEMORY, "Pins the pool [what the device has left].")] = None
-    max_model_len: Annotated[int | None, _option(_MEMORY, "Longest prompt + output [the model's].")] = None
-    max_num_seqs: Annotated[int, _option(_MEMORY, "Most running requests [64].")] = 64
-    max_num_batched_tokens: Annotated[int, _option(_MEMORY, "Most tokens in a step [2048].")] = 2048
+    block_size: Annotated[MaybeWhole, _option(_MEMORY, "Tokens a block [the attention backend's: 16].")] = None
+    num_blocks: Annotated[MaybeWhole, _option(_MEMORY, "Pins the pool [what the device has left].")] = None
+    max_model_len: Annotated[MaybeWhole, _option(_MEMORY, "Longest prompt + output [the model's].")] = None
+    max_num_seqs: Annotated[Whole, _option(_MEMORY, "Most running requests [64].")] = 64
+    max_num_batched_tokens: Annotated[Whole, _option(_MEMORY, "Most tokens in a step [2048].")] = 2048
     dtype: Annotated[str, _option(_MEMORY, "float32, float16 or bfloat16 [auto].")] = "auto"
-    weights_seed: Annotated[int | None, _option(_MEMORY, "Random weights from this seed [the model's own].")] = None
+    weights_seed: Annotated[MaybeWhole, _option(_MEMORY, "Random weights from this seed [the model's own].")] = None
 
 
 def generate_verb(

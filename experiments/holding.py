@@ -2,7 +2,8 @@
 
 A backlog of requests is replayed twice: once to its end, to learn when the last one is admitted, and once more to
 measure between the first quarter of that time and its end. In between nothing but memory, or the limit of running
-requests, decides how many run.
+requests, decides how many run: a step of a replayed load may have any number of tokens, since with the scheduler's own
+limit short requests would come and go too fast to fill the pool.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ WARM_FRAC: Final = 0.25
 CVS: Final = (0.0, 1.0)
 """Spreads of lengths that a load is tried with: as the estimate has it, and as conversations rather are."""
 ROUNDS: Final = 6
-MOST_REQUESTS: Final = 3_000
+"""Times that the pool is filled, where that takes no more than `ENOUGH_REQUESTS`; fewer beyond."""
+LEAST_ROUNDS: Final = 2
+"""One is all that the pool takes at once: nobody would wait."""
+ENOUGH_REQUESTS: Final = 3_000
+MOST_REQUESTS: Final = 40_000
+"""A minute or two for each allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,20 @@ def _held(run: Run, allocator: str, workload: str, limit: int | None) -> Held:
     )
 
 
+def num_waiting(demand: Demand, capacity: Capacity) -> int:
+    """Requests of a backlog that keep the pool full. ValueError where they are too many to replay."""
+    together = round(capacity.capacity_tokens / demand.mean_tokens_each)
+    at_once = max(together, demand.concurrency or 1, 16)
+    count = max(min(ROUNDS * at_once, ENOUGH_REQUESTS), LEAST_ROUNDS * at_once)
+    if count > MOST_REQUESTS:
+        raise ValueError(
+            f"--simulate: about {together:,} requests of {demand.tokens_each:g} tokens fit at once and "
+            f"{demand.concurrency or together:,} were asked for; {count:,} would have to be replayed, more than "
+            f"{MOST_REQUESTS:,}: ask for fewer, or pin a smaller pool (--kv-tokens)"
+        )
+    return count
+
+
 def hold_load(config: Config, shape: ModelShape, capacity: Capacity, demand: Demand) -> list[Held]:
     """The load on each allocator of a resolved configuration: with the asked concurrency as limit, and with memory as
     the only one. ValueError where a length cannot be served at all."""
@@ -127,8 +147,8 @@ def hold_load(config: Config, shape: ModelShape, capacity: Capacity, demand: Dem
         raise ValueError("--simulate needs a step-time model: drop --backend, or the recording")
     pool = PoolConfig(capacity.num_blocks, capacity.block_size, limits.max_model_len, enable_caching=False)
     longest = min(limits.max_model_len, capacity.capacity_tokens)
-    together = capacity.num_blocks * capacity.block_size / demand.mean_tokens_each
-    count = min(ROUNDS * max(round(together), demand.concurrency or 1, 16), MOST_REQUESTS)
+    count = num_waiting(demand, capacity)
+    limits = replace(limits, max_num_batched_tokens=max(limits.max_num_batched_tokens, count * longest))
     found = []
     for limit in dict.fromkeys((demand.concurrency, None)):
         for cv in CVS:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.versions import version_of
 from experiments.backends import is_real
 from experiments.cells import Outcome
 from experiments.config import dump, map_paths
@@ -132,14 +132,6 @@ def environment() -> Mapping[str, Any]:
         "cpu": _cpu(),
         "num_cpus": os.cpu_count(),
     }
-
-
-def version_of(package: str) -> str | None:
-    """None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import defaults
-from experiments.arriving import Arriving, arrive, given
-from experiments.backends import NOT_BIT_BY_BIT, check_backend, is_real, need_pin, shape_of
+from experiments.arriving import Arriving, arrive
+from experiments.backends import check_backend, is_real, need_pin, notes_of, shape_of
 from experiments.config_hash import config_sha256
 from experiments.exits import UsageError
 from experiments.pool import Pool, pool_of
@@ -176,7 +176,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
         raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
     pool = pool_of(config, shape, [size for _, size in grid])
     step_model, limits = step_model_of(config, shape), scheduler_config(config)
-    arriving = given(trace, config.seed) if trace is not None else arrive(config.workload, config.seed, config.num_runs)
+    arriving = arrive(config.workload, config.seed, config.num_runs, trace)
     if not all(len(one) for one in arriving.traces.values()):
         raise UsageError(f"{arriving.provenance['name']}: the trace has no requests")
     arriving = arrive_as_samples(config, arriving)
@@ -188,7 +188,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     notes = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
     if is_real(config):
         cells = _with_kernels(config, cells)
-        notes.append(NOT_BIT_BY_BIT)
+        notes += notes_of(config, len(cells))
         if verb == "run" and len({cell.kernel for cell in cells}) > 1:
             raise UsageError("run takes one kernel, got both: use compare, or --kernel paged or contiguous")
     return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes, *notes])

@@ -29,6 +29,9 @@ Rule = Literal["default", "sosp23", "chapter-gib", "chapter-gb", "chapter-mixed"
 Backend = Literal["sim", "cpu", "gpu"]
 Kernel = Literal["paged", "contiguous", "both"]
 
+SESSION_KEYS = ("turns", "think_time", "turn_lengths", "prefix_tokens", "num_prefixes", "max_session_tokens")
+"""Fields of `workloads.Shape`, by the same names."""
+
 
 class Section(BaseModel):
     """A table of the file."""
@@ -40,7 +43,7 @@ class Workload(Section):
     """What arrives: a trace file, or a workload by name."""
 
     name: str | None = None
-    """Of `workloads.NAMED_TRACES`; the default is paper-fig2."""
+    """Of `workloads.NAMED_TRACES` or `SESSION_TRACES`; the default is paper-fig2."""
     trace: str | None = None
     """Path of a trace file; in a configuration file, seen from that file's folder."""
     trace_format: str = "auto"
@@ -67,6 +70,15 @@ class Workload(Section):
     """Beams of a search, in place of samples."""
     samples_as: Literal["fork", "requests"] = "fork"
     """A group that shares its prompt's blocks, or so many equal requests, which may share through the prefix cache."""
+    max_concurrency: Count | None = None
+    """Most requests inside at once: a closed loop, in which completions send the next."""
+    turns: str | None = None
+    """This and the next five are for session workloads: see `workloads.Shape`."""
+    think_time: str | None = None
+    turn_lengths: str | None = None
+    prefix_tokens: int | None = Field(default=None, ge=0)
+    num_prefixes: Count | None = None
+    max_session_tokens: Count | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -79,6 +91,9 @@ class Workload(Section):
         for key in ("trace_block_size", "recipe", "tokenizer", "repeat"):
             if self.trace is None and getattr(self, key):
                 raise ValueError(f"{key} is for a trace file; name one with trace")
+        for key in SESSION_KEYS:
+            if self.trace is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for a session workload (chat, few-shot); a trace file has its own requests")
         return self
 
 
@@ -122,6 +137,9 @@ class Memory(Section):
             raise ValueError(f"{' and '.join(given)} both set the capacity: keep one")
         if self.host_bytes is not None and self.host_blocks is not None:
             raise ValueError("host_bytes and host_blocks both set host memory: keep one")
+        terms = [k for k in ("gpu_memory_utilization", "headroom_bytes") if getattr(self, k) is not None]
+        if terms and given and given[0] != "capacity_rule":
+            raise ValueError(f"{given[0]} pins the capacity, {' and '.join(terms)} would size it: keep one")
         return self
 
 
@@ -160,6 +178,8 @@ class Measuring(Section):
     window_s: Window | None = None
     end_s: End | None = None
     record_steps: bool = False
+    record_residency: bool = False
+    """Whether the lives of cached blocks become columns of the summary."""
     skip: bool = True
     map_frames: int | None = Field(default=None, ge=0, le=100_000)
     host_bytes_per_s: Rate | None = None
@@ -185,6 +205,8 @@ class RealEngine(Section):
     """Of random weights, in place of the model's own; a catalogue name has no others."""
     graphs: bool | None = None
     """Whether decode steps are replayed as CUDA graphs."""
+    shared_prefix_kernel: bool | None = None
+    """Whether decodes take what their block tables have in common once for all rows, where it pays [yes]."""
 
 
 class Config(Section):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,18 +81,6 @@ def parquet(frame: Any) -> bytes:
     buffer = io.BytesIO()
     frame.to_parquet(buffer, engine="pyarrow", compression="zstd", index=False)
     return buffer.getvalue()
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns in order of first appearance; a missing value is empty."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        values = (row.get(column) for column in columns)
-        writer.writerow(["" if v is None or v != v else repr(v) if isinstance(v, float) else v for v in values])
-    return text.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

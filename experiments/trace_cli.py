@@ -8,7 +8,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from experiments.flags import Json, Overwrite
+from experiments.session_flags import SessionFlags
 from experiments.trace_flags import ReadFlags
+from experiments.whole import Whole
 
 Plain = Parameter(show_default=False)
 
@@ -55,11 +57,13 @@ def synth(
     *,
     arrivals: Annotated[str | None, Plain] = None,
     lengths: Annotated[str | None, Plain] = None,
-    num_requests: Annotated[int, Parameter(name=("-n", "--num-requests"))] = 1000,
+    num_requests: Annotated[Whole | None, Parameter(name=("-n", "--num-requests"), show_default=False)] = None,
     request_rate: Annotated[float | None, Plain] = None,
     cv: Annotated[float | None, Plain] = None,
     clients: Annotated[Path | None, Plain] = None,
-    seed: int = 0,
+    workload: Annotated[str | None, Plain] = None,
+    sessions: SessionFlags = SessionFlags(),  # noqa: B008
+    seed: Whole = 0,
     overwrite: Overwrite = False,
 ) -> int:
     """Make a synthetic trace; the same arguments make the same file everywhere.
@@ -72,7 +76,7 @@ def synth(
     lengths
         sharegpt, alpaca, fixed:IN,OUT, uniform:IN-IN,OUT-OUT or lognormal:MU/SIGMA,MU/SIGMA [sharegpt].
     num_requests
-        Rows of the trace.
+        Rows of the trace [1000; a paper-* workload: its own].
     request_rate
         Requests per second, on average [4; piecewise: its own].
     cv
@@ -80,9 +84,17 @@ def synth(
     clients
         TOML file with a [[client]] table for each class: name, request_rate, lengths, arrivals (steady, on-off:...,
         piecewise:WEIGHT@S,...), cv, num_clients, rate_skew. In place of arrivals, lengths, request_rate, cv.
+    workload
+        A workload by name: chat, few-shot or paper-*. In place of arrivals, lengths, cv, clients.
     """
     from experiments.trace_verbs import mix_verb, synth_verb
+    from experiments.workload_synth import workload_verb
 
+    if workload is not None or sessions != SessionFlags():
+        others = {"arrivals": arrivals, "lengths": lengths, "cv": cv, "clients": clients}
+        said = {"request_rate": request_rate, "num_requests": num_requests}
+        return workload_verb(target, workload, sessions, said, others, seed, overwrite=overwrite)
+    num_requests = 1000 if num_requests is None else num_requests
     recipe = {"arrival": arrivals, "lengths": lengths, "rate_per_s": request_rate, "cv": cv}
     if clients is not None:
         return mix_verb(target, clients, recipe, num_requests, seed, overwrite=overwrite)

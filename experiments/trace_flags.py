@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from experiments.exits import UsageError
+from experiments.whole import MaybeWhole
 
 if TYPE_CHECKING:
     from workloads import Loaded
@@ -28,7 +29,7 @@ class ReadFlags:
     ] = "auto"
     on_bad_row: Annotated[str, Parameter(help="refuse or drop (and count).")] = "refuse"
     trace_block_size: Annotated[
-        int | None, Parameter(help="Tokens per block id [mooncake: 512; bailian, timed-trace: 16].", show_default=False)
+        MaybeWhole, Parameter(help="Tokens per block id [mooncake: 512; bailian, timed-trace: 16].", show_default=False)
     ] = None
     recipe: Annotated[
         str | None,
@@ -39,7 +40,7 @@ class ReadFlags:
         Parameter(help="Counts texts: words (whitespace-separated), or a tokenizer.json.", show_default=False),
     ] = None
     num_requests: Annotated[
-        int | None, Parameter(name=("-n", "--num-requests"), help="The first so many rows [all].", show_default=False)
+        MaybeWhole, Parameter(name=("-n", "--num-requests"), help="The first so many rows [all].", show_default=False)
     ] = None
     repeat: Annotated[bool, Parameter(help="Go round where the file holds fewer.", negative=(), show_default=False)] = (
         False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OWN = "pagelab"
+FLAGS = {
+    "arrival": "--arrivals",
+    "lengths": "--lengths",
+    "rate_per_s": "--request-rate",
+    "cv": "--cv",
+    "num_requests": "--num-requests",
+}
+"""Arguments of the generators, as the command line spells them."""
 
 
 def inspect_verb(file: Path, read: ReadFlags, *, as_json: bool) -> int:
@@ -96,7 +105,7 @@ def synth_verb(target: Path, recipe: Mapping[str, Any], num_requests: int, seed:
     from workloads import synthetic_trace
 
     given = {key: value for key, value in recipe.items() if value is not None}
-    return _made(
+    return make_and_save(
         lambda name: synthetic_trace(**given, num_requests=num_requests, seed=seed, name=name), target, overwrite
     )
 
@@ -107,11 +116,11 @@ def mix_verb(
     """Generates from a file of client classes."""
     from workloads import client_mix
 
-    also = [key for key, value in recipe.items() if value is not None]
+    also = [FLAGS[key] for key, value in recipe.items() if value is not None]
     if also:
         raise UsageError(f"--clients: the file says what each class does; leave {', '.join(also)} out, or put it there")
     classes = client_classes(clients)
-    return _made(lambda name: client_mix(classes, num_requests, seed, name=name), target, overwrite)
+    return make_and_save(lambda name: client_mix(classes, num_requests, seed, name=name), target, overwrite)
 
 
 def client_classes(path: Path) -> list[ClientClass]:
@@ -138,11 +147,19 @@ def client_classes(path: Path) -> list[ClientClass]:
     return classes
 
 
-def _made(make: Callable[[str], Trace], target: Path, overwrite: bool) -> int:
+def _in_flags(message: str) -> str:
+    """What the generators say of their arguments, in the words of the command line."""
+    for name, flag in FLAGS.items():
+        message = re.sub(rf"^{name}(?=:)|\b{name}(?=, got)", flag, message)
+    return message
+
+
+def make_and_save(make: Callable[[str], Trace], target: Path, overwrite: bool) -> int:
+    """Makes a trace of the file's name and writes it; UsageError for what cannot be made."""
     try:
         trace = make(target.name.split(".")[0])
     except (ValueError, OverflowError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(_in_flags(str(error))) from error
     _save(trace, target, overwrite=overwrite)
     say(f"{target}: {len(trace):,} requests, sha256 {trace.sha256()}")
     return exits.OK

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +75,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def plot_verb(folder: Path, var_x: str, var_y: str, curve_by: str, output: Path | None, *, as_json: bool) -> int:
-    """One picture and the numbers behind it."""
+def plot_verb(
+    folders: Sequence[Path], var_x: str, var_y: str, curve_by: str, output: Path | None, *, as_json: bool
+) -> int:
+    """One picture and the numbers behind it; that of several folders belongs to none of them."""
     from experiments.figures.drawing import draw_variables
-    from experiments.figures.stored import Stored
+    from experiments.figures.together import Together
 
-    results_folder(folder)
+    if not folders:
+        raise UsageError("plot: name a folder of results, or several")
+    for one in folders:
+        results_folder(one)
+    folder = folders[0]
+    if len(folders) > 1 and output is None:
+        raise UsageError(f"plot: {len(folders)} folders: say where the picture goes with -o FILE")
     path = output or folder / store.FIGURES / f"{store.checked_name(var_y)}-by-{store.checked_name(var_x)}.png"
     curves = None if curve_by in ("", "none") else curve_by
     try:
-        plotted = draw_variables(Stored(folder), var_x, var_y, curves, path)
+        plotted = draw_variables(Together(folders), var_x, var_y, curves, path)
     except ValueError as error:
-        raise UsageError(f"{folder / store.SUMMARY}: {error}") from error
+        raise UsageError(f"{', '.join(str(one / store.SUMMARY) for one in folders)}: {error}") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error}") from error
     if output is None:
@@ -104,6 +114,8 @@ def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> 
 
     if width < 1:
         raise UsageError(f"--width needs at least 1, got {width}")
+    if at_s is not None and not (math.isfinite(at_s) and at_s >= 0):
+        raise UsageError(f"--at is a second of the run, at least 0, got {at_s:g}")
     shown = 0
     for place in map_cells(folder, cell):
         frame = pd.read_parquet(place / "map.parquet")

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from engine.core.content import BlockIdContent, ChainedIds, Content
 from engine.core.request import Request
+from engine.core.text_runs import RunContent
 from sim.rows import RequestRow
 
 if TYPE_CHECKING:
@@ -77,11 +80,27 @@ def _content_maker(trace: Trace) -> Callable[[int, int], Content | None]:
     """Content from the trace's block ids where it has any."""
     if not trace.block_size:
         return lambda index, prompt: None
+    if trace.block_scope == "runs":
+        return _run_content_maker(trace)
     chained = trace.block_scope == "chained"
     chains, size = ChainedIds(), trace.block_size
 
     def make(index: int, prompt: int) -> Content | None:
         ids: Sequence[int] = trace.block_ids_of(index).tolist()
         return BlockIdContent(ids if chained else chains.chain(ids), size, prompt) if ids else None
+
+    return make
+
+
+def _run_content_maker(trace: Trace) -> Callable[[int, int], Content | None]:
+    """Content from runs of texts. An answer may be shared where its text is another row's, too."""
+    rows = np.repeat(np.arange(len(trace)), np.diff(trace.block_offsets) // 2)
+    texts, num_rows = np.unique(np.unique(np.stack((trace.block_ids[::2], rows)), axis=1)[0], return_counts=True)
+    common = set(texts[num_rows > 1].tolist())
+    chains = ChainedIds()
+
+    def make(index: int, prompt: int) -> Content | None:
+        runs: list[int] = trace.block_ids_of(index).tolist()
+        return RunContent(runs, chains, shares_outputs=runs[-2] in common) if runs else None
 
     return make

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from engine.core.scheduler import Scheduler
     from sim.cost_executor import CostExecutor
     from sim.recorder import Recorder
+    from sim.sessions import Arrivals
 
 
 class Coast:
     """Turns of pure decoding, for executors that know lengths and time by themselves."""
 
-    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder) -> None:
+    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder, arrivals: Arrivals) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder
+        self._arrivals = arrivals
 
     def run(self, now: int, until: int, end: int) -> int:
         """From the step boundary `now` to the first one at or after `until`, or to where the scheduler must decide.
@@ -51,5 +53,8 @@ class Coast:
             recorder.coasted(now, first, slope, duration, growth)
             now += duration
             if steps == most:
-                recorder.finished(now, scheduler.finish(executor.stopped_at(stop)))
+                finished = scheduler.finish(executor.stopped_at(stop))
+                recorder.finished(now, finished)
+                if self._arrivals.follows_service:
+                    until = min(until, self._arrivals.ended(now, finished))
         return now

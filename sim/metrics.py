@@ -13,13 +13,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim import integrals as at
 from sim.int_log import PACK, IntLog, Packed, exact_sum
 from sim.rows import RequestRow
+
+if TYPE_CHECKING:
+    from sim.residency import Residency
 
 PS = 10**12
 
@@ -117,6 +120,18 @@ SHARING_METRICS: tuple[Metric, ...] = (
 )
 """Columns that only runs with `record_sharing` have; tokens recomputed and the prefix cache's hits every run has."""
 
+RESIDENCY_METRICS: tuple[Metric, ...] = (
+    Metric("num_stored_blocks", "blocks cached", "blocks that became findable over the run", "blocks"),
+    Metric("num_evicted_blocks", "blocks evicted", "cached blocks given up for another request", "blocks"),
+    Metric("num_hit_blocks", "blocks found", "cached blocks that admissions took, held by others or not", "blocks"),
+    Metric("mean_block_lifetime_s", "life of a cached block", "evicted blocks: eviction - caching", "s"),
+    Metric(
+        "mean_idle_before_eviction_s", "idle before eviction", "evicted blocks: eviction - last release by anybody", "s"
+    ),
+    Metric("mean_reuse_gap_s", "gap before reuse", "hits on idle blocks: hit - last release by anybody", "s"),
+)
+"""Columns that only runs with `record_residency` have, over the whole run."""
+
 
 def quantile(values: Sequence[float], q: float) -> float | None:
     """Linear interpolation between order statistics (NumPy's default); None without values."""
@@ -167,6 +182,26 @@ def sharing_saving(logical: int, physical: int) -> float | None:
 def mean_of_ratios_saving(extra_ratio: int, unit: int, num_steps: int) -> float | None:
     """1 - 1 / mean of logical / physical, from the sum over steps of (logical - physical) / physical in 1 / `unit`."""
     return sharing_saving(num_steps * unit + extra_ratio, num_steps * unit)
+
+
+def residency(lived: Residency | None) -> dict[str, float | None]:
+    """The columns of `RESIDENCY_METRICS`, with percentiles; null where nothing is cached or nothing happened."""
+    spans = {
+        "block_lifetime": lived.lifetimes if lived else (),
+        "idle_before_eviction": lived.idle_times if lived else (),
+        "reuse_gap": lived.gaps if lived else (),
+    }
+    table: dict[str, float | None] = {
+        "num_stored_blocks": lived.num_stored if lived else None,
+        "num_evicted_blocks": len(lived.idle_times) if lived else None,
+        "num_hit_blocks": lived.num_hits if lived else None,
+    }
+    for name, values in spans.items():
+        table[f"mean_{name}_s"] = sum(values) / len(values) / PS if values else None
+        for q in (50, 99):
+            found = quantile(values, q / 100)
+            table[f"p{q}_{name}_s"] = None if found is None else found / PS
+    return table
 
 
 def memory(
@@ -264,6 +299,11 @@ def counts(rows: Iterable[RequestRow]) -> dict[str, int]:
             sums[name] += getattr(row, name)
     by_name = {f"num_{status}": count for status, count in by_status.items()}
     return {"num_requests": sum(by_status.values()), **by_name, **sums}
+
+
+def useful_tokens(rows: Iterable[RequestRow]) -> int:
+    """Tokens that finished requests need computed once: prompt + output - 1 each, as the last token gets no slot."""
+    return sum(r.num_prompt_tokens + r.num_output_tokens - 1 for r in rows if r.status in ("finished", "truncated"))
 
 
 SUMMED = (

@@ -12,6 +12,7 @@ from sim.int_log import Packed, exact_sum
 from sim.sharing_recorder import SharingRecorder
 
 if TYPE_CHECKING:
+    from sim.residency import Residency
     from sim.rows import RequestRow
     from sim.simulate import Run
 
@@ -48,6 +49,9 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
         ),
         _equal("rejected and failed requests hold nothing", sum(_away(r) for r in rows), 0),
     ]
+    if run.recorder.residency is not None:
+        row = run.integrals_between(0, run.makespan) if cut else whole  # the last step of a cut run goes on beyond it
+        checks += _lived(run, run.recorder.residency, row)
     if not cut:
         checks += _drained(run, whole)
     if isinstance(run.recorder, SharingRecorder):
@@ -69,6 +73,17 @@ def _shared(run: Run, recorder: SharingRecorder) -> list[Check]:
             True,
         ),
         _equal("swap: nothing comes back that was not put aside", back, True),
+    ]
+
+
+def _lived(run: Run, lived: Residency, row: list[int]) -> list[Check]:
+    """Laws of the lives of cached blocks."""
+    size, prefix = run.allocator.block_size, run.scheduler.prefix
+    cached_free = run.capacity_slots * row[at.TIME] - row[at.USED] - row[at.SPARE]
+    found = prefix.hits + prefix.preempted_hits
+    return [
+        _equal("residency: idle times add up to the cached-free slots", lived.idle_total * size, cached_free),
+        _equal("residency: blocks found hold the tokens that were found", lived.num_hits * size, found),
     ]
 
 

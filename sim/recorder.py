@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import KVAllocator, Regions
-from engine.core.group import members_of
+from engine.core.group import members_of, over
 from sim import integrals as at
 from sim.int_log import IntLog
 from sim.integrals import NO_EDGE, Integrals
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
+    from sim.residency import Residency
 
 
 class Snapshot(NamedTuple):
@@ -43,8 +44,10 @@ class Recorder:
         final_tokens: Callable[[Request], int],
         snapshot_times: Sequence[int] = (),
         record_steps: bool = False,
+        residency: Residency | None = None,
     ) -> None:
-        """`final_tokens`: tokens of a request's KV at its end (prompt + output - 1, or + output under `sosp23`)."""
+        """`final_tokens`: tokens of a request's KV at its end (prompt + output - 1, or + output under `sosp23`).
+        `residency` is told the time of what happens to cached blocks; only where every step is taken by itself."""
         self._scheduler = scheduler
         self._allocator: KVAllocator = scheduler.allocator
         self._block_size = self._allocator.block_size
@@ -68,6 +71,7 @@ class Recorder:
         """When the next picture is due: at the first step boundary at or after that, of a batch that is a single
         step."""
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
+        self.residency = residency
         self._progress: dict[Request, Progress] = {}
 
     @property
@@ -111,6 +115,8 @@ class Recorder:
         the next request will wait."""
         if not batch.steady:
             self.moved(start, batch)
+        if self.residency is not None:
+            self.residency.drain(start)
         last = self._last_blocks
         if last is not None and (batch.chunks or batch.joined or batch.clock >= last.next_clock):
             last.scheduled(batch)
@@ -241,14 +247,15 @@ class Recorder:
 
     def finished(self, now: int, finished: Sequence[Request]) -> None:
         """Rows of requests that stopped at `now`."""
+        if self.residency is not None:
+            self.residency.drain(now)
         for request in finished:
             self._pool.drop(request)
             if request in self._progress:  # else it sampled its only token beside its leader's
                 self._progress[request].recount(request.computed)
-        for request in finished:
-            if request.group is None or (request is request.group.members[-1] and not request.group.live()):
-                truncated = request.max_tokens < request.oracle_output_tokens
-                self._write(request, "truncated" if truncated else "finished", now)
+        for request in over(finished):
+            truncated = request.max_tokens < request.oracle_output_tokens
+            self._write(request, "truncated" if truncated else "finished", now)
 
     def _write(self, request: Request, status: str, finish: int) -> None:
         """The row of a request, or of the group that it is the last one of."""
@@ -266,6 +273,8 @@ class Recorder:
 
     def close(self, now: int) -> None:
         """Rows for the requests still there when the run was cut."""
+        if self.residency is not None:
+            self.residency.close(now)
         for request in self._scheduler.waiting:
             if request not in self._progress:
                 self.turn_away(request, "unfinished")

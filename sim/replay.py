@@ -8,7 +8,7 @@ inside SimPy decides nothing.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import simpy
@@ -17,51 +17,17 @@ from engine.core.progress import Progress
 from engine.core.step import Cut, execute, horizon
 from sim.coast import Coast
 from sim.cost_executor import CostExecutor
+from sim.sessions import NEVER, Arrivals
 
 if TYPE_CHECKING:
     from engine.core.executor import Executor
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.recorder import Recorder
-
-NEVER = 1 << 100
-"""A picosecond that does not come."""
+    from sim.sessions import After
 
 TURNS_TO_TELL = 1_024
 """Turns between two calls of `on_turn`, at least."""
-
-
-class Arrivals:
-    """The requests of a trace in order of arrival; those that can never be served get a row and are passed over."""
-
-    def __init__(self, requests: Iterable[Request], scheduler: Scheduler, recorder: Recorder) -> None:
-        self._requests: Iterator[Request] = iter(requests)
-        self._scheduler = scheduler
-        self._recorder = recorder
-        self._next: Request | None = None
-        self.next_time: int = NEVER
-        """When the next request arrives; NEVER after the last."""
-        self._pull()
-
-    def _pull(self) -> None:
-        self._next, self.next_time = None, NEVER
-        for request in self._requests:
-            if not self._scheduler.refuses_forever(request):
-                self._next, self.next_time = request, request.arrival
-                return
-            self._recorder.turn_away(request, "rejected")
-
-    def enqueue_until(self, now: int) -> None:
-        """Queues everything that has arrived."""
-        while self._next is not None and self._next.arrival <= now:
-            self._recorder.arrive(self._next)
-            self._scheduler.add(self._next)
-            self._pull()
-
-    def drain(self) -> None:
-        """Queues the rest, so that a run that is cut accounts for every request."""
-        while self._next is not None:
-            self.enqueue_until(self._next.arrival)
 
 
 class Replay:
@@ -77,19 +43,22 @@ class Replay:
         end: int | None = None,
         cut: Cut | None = None,
         on_turn: Callable[[int], None] | None = None,
+        turns: Mapping[int, After] | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
         """`end`: picosecond at which the run is cut; None drains. `cut` shortens runs of equal steps (see
-        `engine.core.step`). `on_turn` is told the simulated time now and then, for progress bars."""
+        `engine.core.step`). `on_turn` is told the simulated time now and then, for progress bars. `turns` and
+        `max_concurrency`: see `sim.sessions.Arrivals`."""
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder
         self._end = end
         self._cut = cut
         self._on_turn = on_turn
-        self._arrivals = Arrivals(requests, scheduler, recorder)
+        self._arrivals = Arrivals(requests, scheduler, recorder, turns, max_concurrency)
         self._coast: Coast | None = None
         if cut is None and isinstance(executor, CostExecutor):
-            self._coast = Coast(scheduler, executor, recorder)
+            self._coast = Coast(scheduler, executor, recorder, self._arrivals)
         self._progress = Progress(scheduler)
 
     def run(self) -> int:
@@ -103,6 +72,7 @@ class Replay:
         finally:
             if collecting:
                 gc.enable()
+        self._arrivals.enqueue_until(now)  # sent while the last step ran
         self._arrivals.drain()
         self._recorder.close(now)
         return now
@@ -145,7 +115,10 @@ class Replay:
                 now += result.duration
                 if now > end:
                     return end
-                recorder.updated(now, batch, scheduler.update(batch, result))
+                finished = scheduler.update(batch, result)
+                recorder.updated(now, batch, finished)
+                if finished and arrivals.follows_service:
+                    arrivals.ended(now, finished)
             if on_turn is not None and recorder.num_turns >= tell:
                 tell = recorder.num_turns + TURNS_TO_TELL
                 on_turn(now)

@@ -15,8 +15,8 @@ class RequestRow(NamedTuple):
 
     request_id: int
     status: str
-    """finished, truncated (stopped by its limit), rejected (can never fit), failed (no output in the trace),
-    unfinished (still there when the run was cut)."""
+    """finished, truncated (stopped by its limit), rejected (can never fit, or a turn after one that was turned away),
+    failed (no output in the trace), unfinished (still there, or not yet sent, when the run was cut)."""
     arrival: int
     first_scheduled: int
     first_token: int

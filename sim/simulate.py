@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine.core.block_pool import BlockPool
 from engine.core.executor import Executor
 from engine.core.group import in_group
 from engine.core.limits import SchedulerConfig
@@ -16,11 +17,13 @@ from engine.core.request_level import make_scheduler
 from engine.core.step import Cut, never_skip
 from sim import integrals as at
 from sim import metrics
-from sim.arrivals import PS_PER_NS, LengthLimits, requests_of
+from sim.arrivals import LengthLimits, requests_of
 from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
+from sim.residency import Residency
 from sim.row_store import RowStore
+from sim.sessions import Loop, last_arrival_ps, loop_of, turns_of
 from sim.sharing_recorder import SharingRecorder
 
 if TYPE_CHECKING:
@@ -51,8 +54,12 @@ class RunSpec:
     """Simulated time at which the run is cut; None drains."""
     num_snapshots: int = 0
     """Pictures of the pool, evenly spaced up to the last arrival or the cut."""
+    max_concurrency: int | None = None
+    """Most requests inside at once; others wait with their clients."""
     record_steps: bool = False
     """A row a step; forces stepping."""
+    record_residency: bool = False
+    """How long cached blocks stay, where the allocator caches any; forces stepping."""
     skip: bool = True
     num_samples: int = 1
     """Sequences of each request that start from its prompt, all of its output length."""
@@ -85,6 +92,7 @@ class Run:
     makespan: int
     bin_edges: list[int]
     last_arrival: int
+    loop: Loop = "open"
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -159,11 +167,6 @@ class Run:
         return map_frame(self)
 
 
-def last_arrival_ps(trace: Trace) -> int:
-    """Of all rows, replayed or not: the same for every allocator."""
-    return int(trace.arrival_ns[-1]) * PS_PER_NS if len(trace) else 0
-
-
 def grid(span: int) -> list[int]:
     """Edges of at most 600 bins over simulated time, from the span alone; the last bin is open."""
     width = max(-(-span // TARGET_BINS), 1) if span else PS
@@ -195,6 +198,7 @@ class Simulation:
         as it arrives; more memory for a replay that is nothing but that."""
         self._spec = spec
         self._num_rows = len(trace)
+        self._loop = loop_of(trace, spec.max_concurrency)
         self._last = last = last_arrival_ps(trace)
         allocator = make_allocator(spec.allocator, spec.pool)
         scheduler = make_scheduler(spec.limits, allocator)
@@ -214,6 +218,7 @@ class Simulation:
             final_tokens=_final_tokens(spec.final_token_has_slot),
             snapshot_times=_snapshot_times(end or last, spec.num_snapshots),
             record_steps=spec.record_steps,
+            residency=_watched(allocator) if spec.record_residency else None,
         )
         capacity = spec.pool.capacity_blocks * spec.pool.block_size
         lengths = LengthLimits(spec.limits.max_model_len, capacity, spec.too_long)
@@ -226,8 +231,10 @@ class Simulation:
             executor(allocator) if callable(executor) else executor,
             self._recorder,
             end=end,
-            cut=never_skip if spec.record_steps or not spec.skip else cut,
+            cut=never_skip if spec.record_steps or spec.record_residency or not spec.skip else cut,
             on_turn=on_turn,
+            turns=turns_of(trace),
+            max_concurrency=spec.max_concurrency,
         )
         self._makespan = 0
 
@@ -239,7 +246,7 @@ class Simulation:
         """What the replay left behind, reconciled. Nothing is written anywhere."""
         window = self._window or Window(0, self._makespan, "makespan")
         parts = self._recorder, self._allocator, self._scheduler
-        run = Run(self._spec, *parts, window, self._makespan, self._bins, self._last)
+        run = Run(self._spec, *parts, window, self._makespan, self._bins, self._last, self._loop)
         run.checks = reconcile(run, self._num_rows)
         return run
 
@@ -256,6 +263,12 @@ def simulate(
     simulation = Simulation(spec, trace, executor, cut=cut, on_turn=on_turn)
     simulation.replay()
     return simulation.run()
+
+
+def _watched(allocator: KVAllocator) -> Residency | None:
+    """Of its cached blocks; None where there can be none."""
+    pool = getattr(allocator, "pool", None)
+    return Residency(pool) if isinstance(pool, BlockPool) and getattr(allocator, "enable_caching", False) else None
 
 
 def _final_tokens(final_token_has_slot: bool) -> Callable[[Request], int]:

@@ -32,7 +32,8 @@ def summary_of(run: Run) -> dict[str, Any]:
     span_s = (window.stop - window.start) / PS
     strict = metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches)
     backlog = run.backlog
-    saturated = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
+    late = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
+    saturated = None if run.loop == "closed" else late  # where completions send requests, no queue grows for ever
     counts = metrics.counts(run.rows)
     prefix = run.scheduler.prefix
     return {
@@ -69,6 +70,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "window_stop_s": window.stop / PS,
         "window_kind": window.kind,
         **_whole_run(run, len(finished)),
+        **(metrics.residency(run.recorder.residency) if run.spec.record_residency else {}),
         **(_sharing(run, row) if run.spec.record_sharing else {}),
     }
 

@@ -26,7 +26,7 @@ OK: Final = 0
 FAILED: Final = 1
 """Status of a row without output tokens: kept and counted, never replayed."""
 
-HASHED_COLUMNS: Final = (
+ROW_COLUMNS: Final = (
     "arrival_ns",
     "num_prompt_tokens",
     "num_output_tokens",
@@ -35,9 +35,9 @@ HASHED_COLUMNS: Final = (
     "session",
     "parent",
     "delay_ns",
-    "block_offsets",
-    "block_ids",
 )
+"""One number a row, all that a replay sees of it but its block ids."""
+HASHED_COLUMNS: Final = (*ROW_COLUMNS, "block_offsets", "block_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,12 +70,13 @@ class Trace:
     block_offsets: Int64s
     """[n + 1] row i owns block_ids[block_offsets[i] : block_offsets[i + 1]]."""
     block_ids: Int64s
-    """[total] ids of the prompt's content, one per `block_size` tokens."""
+    """[total] ids of the prompt's content, one per `block_size` tokens; of scope 'runs' text, tokens, text, ..."""
     block_size: int
     """Tokens per block id, 0 when the trace has no ids. Not the KV block size of an engine."""
     block_scope: str
     """'chained': an id stands for its block and everything before it. 'content': for its own block only, so
-    it is a key only together with the ids before it. '' without ids."""
+    it is a key only together with the ids before it. 'runs': pairs of a text's number and how many tokens the
+    prompt has of it, position for position; the last text goes on through the answer. '' without ids."""
     block_partial: str
     """'ceil': a partly filled last block has an id too. 'floor': full blocks only. '' without ids."""
     source_row: Int64s
@@ -196,7 +197,7 @@ class Trace:
         """One row a request; `block_ids` is a column of arrays, present only if the trace has ids."""
         import pandas as pd
 
-        names = [*HASHED_COLUMNS[:-2], "source_row", "status"]
+        names = [*ROW_COLUMNS, "source_row", "status"]
         columns: dict[str, Any] = {column: getattr(self, column) for column in names}
         if self.block_size:
             columns["block_ids"] = [self.block_ids_of(i) for i in range(len(self))]

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads import writers
-from workloads.columns import Trace
+from workloads.blocks import in_blocks
+from workloads.columns import ROW_COLUMNS, Trace
 from workloads.content import Content
 from workloads.load import read_content
 from workloads.readers.reader import Options
@@ -24,17 +25,6 @@ from workloads.save import write_whole
 from workloads.tokens import WORDS
 
 Int64s = NDArray[np.int64]
-
-COMPARED: Final = (
-    "arrival_ns",
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "limit_tokens",
-    "priority",
-    "session",
-    "parent",
-    "delay_ns",
-)
 
 
 class Target(NamedTuple):
@@ -46,6 +36,8 @@ class Target(NamedTuple):
     """By which its texts are counted again."""
     has_ids: bool = False
     """Whether rows have block ids; how many tokens each stands for is never in the file."""
+    block_size: int = 0
+    """Tokens of an id where the trace has runs of texts: the format's usual."""
     beside: tuple[str, Callable[[Trace], str]] | None = None
     """Suffix and text of a second file that the tool wants."""
 
@@ -62,12 +54,14 @@ TARGETS: Final[dict[str, Target]] = {
         "AIPerf: --custom-dataset-type mooncake_trace; vLLM: --dataset-name timed_trace "
         "--timed-trace-sec-multiplier 0.001",
         has_ids=True,
+        block_size=512,
     ),
     "vidur": Target(writers.vidur, "Vidur clips lengths of 0 to 1: rows without output would run"),
     "timed-trace": Target(
         writers.timed_trace,
         "vLLM: --dataset-name timed_trace --self-timed; a row without hash_ids gets an empty prompt there",
         has_ids=True,
+        block_size=16,
     ),
     "vllm-custom": Target(
         writers.vllm_custom,
@@ -91,8 +85,11 @@ def export_trace(trace: Trace, path: str | Path, to: str, *, lossy: bool = False
     if to not in TARGETS:
         raise ValueError(f"to: need one of {', '.join(TARGETS)}, got {to!r}")
     target, file = TARGETS[to], Path(path)
+    whole, trace = trace, in_blocks(trace, target.block_size) if target.block_size else trace
     text = target.write(trace)
     lost = losses(trace, text, to)
+    if whole is not trace:
+        lost.append(f"what {target.block_size}-token blocks do not tell of shared texts: parts of blocks, and answers")
     if lost and not lossy:
         raise ValueError(
             f"{path}: {to} would lose {'; '.join(lost)}; convert to pagelab's own format, or say --lossy to write it so"
@@ -123,7 +120,7 @@ def losses(trace: Trace, text: str, to: str) -> list[str]:
     if len(back) != len(trace):
         return [f"{len(trace) - len(back)} of {len(trace)} rows"]
     before, after = _comparable(trace), _comparable(back)
-    found = [_difference(name, getattr(before, name), getattr(after, name)) for name in COMPARED]
+    found = [_difference(name, getattr(before, name), getattr(after, name)) for name in ROW_COLUMNS]
     return [text for text in (*found, _block_difference(before, after)) if text]
 
 

@@ -58,13 +58,17 @@ def mixture(
     weights = np.array([component.weight for component in components])
     if not len(weights) or (weights < 0).any() or not np.isclose(weights.sum(), 1.0, atol=1e-3):
         raise ValueError(f"mixture: need weights of at least 0 that sum to 1, got {weights.tolist()}")
-    if any(component.sigma < 0 for component in components) or scale <= 0 or minimum < 1:
-        raise ValueError(f"mixture: need sigma >= 0, scale > 0, minimum >= 1, got {components}, {scale}, {minimum}")
+    finite = all(math.isfinite(one.mu) and 0 <= one.sigma < math.inf for one in components)
+    if not finite or scale <= 0 or minimum < 1:
+        raise ValueError(
+            f"mixture: need finite mu and sigma >= 0, scale > 0, minimum >= 1, got {components}, {scale}, {minimum}"
+        )
     rng = np.random.default_rng(seed)
     which = np.searchsorted(np.cumsum(weights)[:-1], rng.random(num_values), side="right")
     mu = np.array([component.mu for component in components])[which]
     sigma = np.array([component.sigma for component in components])[which]
-    tokens = np.rint(np.exp(mu + sigma * rng.standard_normal(num_values)) * scale)
+    # e^30 is beyond any clip, and no overflow
+    tokens = np.rint(np.exp(np.minimum(mu + sigma * rng.standard_normal(num_values), 30.0)) * scale)
     return np.clip(tokens, minimum, np.iinfo(np.int32).max if maximum is None else maximum).astype(np.int64)
 
 

@@ -140,16 +140,8 @@ class Rows:
         return [max(index, -1) for index in in_kept]
 
 
-_PLAIN: Final = (
-    "arrival_ns",
-    "num_prompt_tokens",
-    "num_output_tokens",
-    "limit_tokens",
-    "priority",
-    "session",
-    "delay_ns",
-    "source_row",
-)
+_PLAIN: Final = tuple(name for name in Row._fields if name not in ("parent", "block_ids"))
+"""Columns that are taken over as they are."""
 
 
 def _check_counts(row: Row) -> None:

@@ -18,7 +18,7 @@ def describe(trace: Trace) -> dict[str, float | int | None]:
     the counts in the whole X-second bins from the first arrival. tie_frac = rows with their predecessor's
     stamp / n. Gap CV sees bursts from one request to the next, Fano at 60 s a slow drift of the rate: read
     both. Percentiles interpolate linearly. best_prefix_hit_frac = ids that continue a prefix seen before /
-    all ids.
+    all ids; of runs, prompt tokens that continue a prefix seen before, answers included / all of these rows.
     """
     span_ns = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
     gaps_ns = np.diff(trace.arrival_ns)
@@ -32,10 +32,7 @@ def describe(trace: Trace) -> dict[str, float | int | None]:
     result |= {f"fano_{width_s}s": _fano(trace.arrival_ns, width_s) for width_s in (1, 10, 60)}
     result["tie_frac"] = float((gaps_ns == 0).sum() / len(trace)) if len(trace) else None
     result |= _lengths("prompt", trace.num_prompt_tokens) | _lengths("output", trace.num_output_tokens)
-    result["num_block_refs"] = len(trace.block_ids)
-    result["num_distinct_blocks"] = len(np.unique(trace.block_ids))
-    result["best_prefix_hit_frac"] = _prefix_hits(trace) / len(trace.block_ids) if len(trace.block_ids) else None
-    return result
+    return result | _sharing(trace)
 
 
 def _fano(arrival_ns: Int64s, width_s: int) -> float | None:
@@ -58,6 +55,40 @@ def _lengths(name: str, tokens: Int64s) -> dict[str, float | int | None]:
         return dict.fromkeys(names)
     p50, p90, p99 = np.percentile(tokens, [50, 90, 99]).tolist()
     return dict(zip(names, (float(tokens.mean()), p50, p90, p99, int(tokens.max())), strict=True))
+
+
+def _sharing(trace: Trace) -> dict[str, float | int | None]:
+    """Runs count tokens in place of ids."""
+    if trace.block_scope == "runs":
+        refs = int(trace.block_ids[1::2].sum())
+        distinct, hits = refs - _run_hits(trace, answers=False), _run_hits(trace, answers=True)
+    else:
+        refs, distinct, hits = len(trace.block_ids), len(np.unique(trace.block_ids)), _prefix_hits(trace)
+    return {
+        "num_block_refs": refs,
+        "num_distinct_blocks": distinct,
+        "best_prefix_hit_frac": hits / refs if refs else None,
+    }
+
+
+def _run_hits(trace: Trace, *, answers: bool) -> int:
+    """Prompt tokens whose whole prefix was in an earlier row's prompt, or in its answer too."""
+    seen: dict[tuple[int, int], int] = {}
+    """Tokens known of a text after a prefix: the prefixes are numbered."""
+    prefixes: dict[tuple[int, int, int], int] = {}
+    hits = 0
+    for row, output in enumerate(trace.num_output_tokens.tolist()):
+        runs = trace.block_ids_of(row).tolist()
+        prefix, known = -1, True
+        for place in range(0, len(runs), 2):
+            text, tokens = runs[place : place + 2]
+            before = seen.get((prefix, text), 0)
+            hits += min(before, tokens) if known else 0
+            known = known and before >= tokens
+            last = answers and place + 2 == len(runs)
+            seen[prefix, text] = max(before, tokens + output * last)
+            prefix = prefixes.setdefault((prefix, text, tokens), len(prefixes))
+    return hits
 
 
 def _prefix_hits(trace: Trace) -> int:

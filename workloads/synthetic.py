@@ -53,7 +53,7 @@ def draw_lengths(recipe: str | tuple[Int64s, Int64s], num_requests: int, seed: i
         return standins.STANDINS[recipe](num_requests, rng)
     kind, _, text = recipe.partition(":")
     try:
-        prompt, output = text.split(",")
+        prompt, output = _parts(text, ",", "IN,OUT")
         return _drawn(kind, prompt, num_requests, rng), _drawn(kind, output, num_requests, rng)
     except ValueError as error:
         raise ValueError(f"lengths: {recipe!r}: {error}; need one of {', '.join(LENGTHS)}") from None
@@ -67,14 +67,22 @@ def repeated(pairs: tuple[Int64s, Int64s], num_requests: int) -> tuple[Int64s, I
     return np.resize(prompt, num_requests), np.resize(output, num_requests)
 
 
+def _parts(text: str, sign: str, shape: str) -> tuple[str, str]:
+    """Both sides of the one `sign`."""
+    first, found, second = text.partition(sign)
+    if not (first and found and second) or sign in second:
+        raise ValueError(f"expected {shape}, got {text!r}")
+    return first, second
+
+
 def _drawn(kind: str, text: str, num_values: int, rng: np.random.Generator) -> Int64s:
     if kind == "fixed":
         return lengths.fixed(num_values, int(text))
     if kind == "uniform":
-        low, high = text.split("-")
+        low, high = _parts(text, "-", "LOW-HIGH")
         return lengths.uniform(num_values, int(low), int(high), rng)
     if kind == "lognormal":
-        mu, sigma = text.split("/")
+        mu, sigma = _parts(text, "/", "MU/SIGMA")
         return lengths.lognormal(num_values, float(mu), float(sigma), rng)
     raise ValueError(f"no recipe {kind!r}")
 
@@ -110,7 +118,7 @@ def _drawn_arrivals(kind: str, text: str, rate: float, cv: float, num_requests: 
         if kind == "piecewise":
             return arrivals.piecewise(pieces_of(text), num_requests, seed, cv)
         if kind == "on-off":
-            on_s, off_s = (float(word) for word in text.split(","))
+            on_s, off_s = map(float, _parts(text, ",", "ON_S,OFF_S"))
             return arrivals.on_off(rate, on_s, off_s, num_requests, seed, cv)
     except ValueError as error:
         raise ValueError(f"arrival: {kind}:{text}: {error}; need one of {', '.join(ARRIVALS)}") from None
@@ -119,7 +127,7 @@ def _drawn_arrivals(kind: str, text: str, rate: float, cv: float, num_requests: 
 
 def pieces_of(text: str) -> list[tuple[float, float]]:
     """'2@60,8@30' as (rate, seconds) pairs."""
-    pairs = [word.split("@") for word in text.split(",")]
+    pairs = [_parts(word, "@", "RATE@S,RATE@S,...") for word in text.split(",")]
     return [(float(rate), float(seconds)) for rate, seconds in pairs]
 
 

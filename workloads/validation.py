@@ -25,7 +25,7 @@ MIN_VALUE: Final[dict[str, int]] = {
     "delay_ns": -1,
     "source_row": 1,
 }
-SCOPES: Final = ("chained", "content")
+SCOPES: Final = ("chained", "content", "runs")
 PARTIALS: Final = ("ceil", "floor")
 
 
@@ -106,10 +106,30 @@ def _check_blocks(trace: Trace) -> None:
         raise ValueError(f"block_scope and block_partial: need one of {SCOPES} and one of {PARTIALS}, got {got}")
     if len(trace.block_ids) and int(trace.block_ids.min()) < 0:
         raise ValueError(f"block_ids: need at least 0, got {int(trace.block_ids.min())}")
+    if trace.block_scope == "runs":
+        _check_runs(trace)
+        return
     counts = np.diff(trace.block_offsets)
     up = trace.block_size - 1 if trace.block_partial == "ceil" else 0
     wrong = (counts > 0) & (counts != (trace.num_prompt_tokens + up) // trace.block_size)
     _refuse(wrong, "block_ids", f"has the wrong number of {trace.block_size}-token blocks for its prompt")
+
+
+def _check_runs(trace: Trace) -> None:
+    if (trace.block_size, trace.block_partial) != (1, "floor"):
+        got = f"{trace.block_size} and {trace.block_partial!r}"
+        raise ValueError(f"block_size and block_partial: runs count single tokens, 1 and 'floor', got {got}")
+    counts = np.diff(trace.block_offsets)
+    _refuse(counts % 2 == 1, "block_ids", "has runs of an odd number of integers: need text, tokens, text, tokens, ...")
+    tokens = trace.block_ids[1::2]
+    rows = np.repeat(np.arange(len(trace)), counts // 2)
+    short = np.zeros(len(trace), np.bool_)
+    short[rows[tokens < 1]] = True
+    _refuse(short, "block_ids", "has a run of no tokens")
+    covered = np.zeros(len(trace), np.int64)
+    np.add.at(covered, rows, tokens)
+    wrong = (counts > 0) & (covered != trace.num_prompt_tokens)
+    _refuse(wrong, "block_ids", "has runs of more or fewer tokens than its prompt")
 
 
 def _refuse(bad: Bools, column: str, what: str) -> None:

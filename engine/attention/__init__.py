@@ -23,6 +23,7 @@ from engine.attention.metadata import (
     decodes_first,
 )
 from engine.attention.registry import BACKENDS, capability_table, get_backend
+from engine.attention.shared_prefix import SharedPrefixes
 
 __all__ = [
     "BACKENDS",
@@ -38,6 +39,7 @@ __all__ = [
     "MetadataBuilder",
     "PallasMetadata",
     "ResolvedBlockSize",
+    "SharedPrefixes",
     "SizeRule",
     "SoftmaxState",
     "allocate_kv_caches",

@@ -61,6 +61,8 @@ class Capabilities:
     soft_cap: bool = True
     mixed_batches: bool = True
     """Decodes and chunks of prompts in one call."""
+    shared_prefixes: bool = False
+    """Takes what rows of a decode have in common once for all of them (`AttentionMetadata.shared`)."""
 
     @property
     def mla(self) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from engine.attention.checks import AttentionInputError, check_count, check_index, check_same_device
+from engine.attention.shared_prefix import SharedPrefixes
 
 PAD_SLOT = -1
 """Slot of a token that is not to be written."""
@@ -48,6 +49,8 @@ class AttentionMetadata:
     """[T] int64."""
     num_decodes: int = 0
     """The first rows, each with one query token; as many tokens."""
+    shared: SharedPrefixes | None = None
+    """Of the decodes: which of them start with the same blocks. The result is the same without."""
     plans: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What a backend works out once for all layers of the step, by a key of its own: good until lengths change."""
 
@@ -65,6 +68,9 @@ class AttentionMetadata:
         check_count("max_query_len", self.max_query_len)
         check_count("max_seq_len", self.max_seq_len)
         check_count("num_decodes", self.num_decodes, most=min(self.num_seqs, self.num_tokens))
+        if self.shared is not None:
+            check_index("shared members", self.shared.members, (self.num_decodes,), torch.int32)
+            check_same_device(seq_lens=self.seq_lens, members=self.shared.members)
 
     @property
     def num_seqs(self) -> int:

@@ -20,6 +20,7 @@ from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata, MLAMetadata, PallasMetadata
 from engine.attention.reference import check_paged, check_step, copy_blocks, paged_attention, write_kv
 from engine.attention.reference_mla import ReferenceMLAImpl
+from engine.attention.reference_shared import shared_prefix_attention
 
 PALLAS_TABLE_ENTRIES = 131_072
 """Entries of all block tables that fit half of a TPU's 1 MiB of scalar memory, 4 bytes each (vLLM's Pallas backend)."""
@@ -79,7 +80,27 @@ class _ReferenceKVImpl(AttentionImpl[M]):
 
 
 class ReferenceImpl(_ReferenceKVImpl[AttentionMetadata]):
-    """K and V in either 5-D layout or interleaved, metadata by its own names."""
+    """K and V in either 5-D layout or interleaved, metadata by its own names; what rows share once (no window)."""
+
+    def _attend(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        config, step = self.config, metadata
+        if step.shared is None or config.window or step.num_prefills:
+            return super()._attend(query, kv_cache, metadata, out)
+        result, _ = shared_prefix_attention(
+            query[: step.num_decodes],
+            *self.split(kv_cache),
+            step.block_table,
+            step.seq_lens,
+            step.shared,
+            scale=config.scale,
+            soft_cap=config.soft_cap,
+        )
+        whole = query.new_zeros(query.shape) if out is None else out
+        whole[: step.num_decodes] = result
+        whole[step.num_decodes :] = 0
+        return whole
 
     def where(self, metadata: AttentionMetadata) -> Where:
         return Where(metadata.slot_mapping, metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
@@ -121,7 +142,8 @@ class ReferenceBackend(AttentionBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities((KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED), FLOATS)
+        layouts = KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED
+        return Capabilities(layouts, FLOATS, shared_prefixes=True)
 
     @classmethod
     def copy_blocks(

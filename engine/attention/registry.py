@@ -59,5 +59,6 @@ def _row(backend: type[AttentionBackend]) -> dict[str, str]:
         "soft_cap": yes[able.soft_cap],
         "mla": yes[able.mla],
         "mixed_batches": yes[able.mixed_batches],
+        "shared_prefixes": yes[able.shared_prefixes],
         "unavailable_because": backend.unavailable_because(),
     }

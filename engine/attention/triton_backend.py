@@ -76,6 +76,8 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
             "window": config.window,
             "soft_cap": config.soft_cap,
         }
+        if step.shared is not None and not config.window and not step.num_prefills:
+            return self._decode_shared(query, k_cache, v_cache, step, out)
         if step.num_decodes:
             shared["plan"] = self._plan(query[: step.num_decodes], k_cache.shape[1], step)
         if not step.num_prefills:
@@ -101,6 +103,31 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
         shared["out"] = out[: step.num_decodes]
         rows = query[: step.num_decodes]
         launch.decode_attention(rows, k_cache, v_cache, step.block_table, step.seq_lens, **shared)
+        return out
+
+    def _decode_shared(
+        self,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        step: AttentionMetadata,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `_decode`, where rows start alike: what they share once. Plain decode gives the same with a window."""
+        from engine.attention.kernels import launch, launch_decode
+
+        assert step.shared is not None
+        out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
+        rows = query[: step.num_decodes]
+        shape = launch_decode.shape_of(rows, self.config.num_kv_heads, step.max_seq_len, k_cache.shape[1])
+        key = "shared", shape
+        if key not in step.plans:
+            step.plans[key] = launch.plan_shared(step.seq_lens, step.shared, shape)
+        launch.shared_prefix_attention(
+            rows, k_cache, v_cache, step.block_table, step.seq_lens, step.shared, scale=self.config.scale,
+            max_seq_len=step.max_seq_len, out=out[: step.num_decodes], plan=step.plans[key],
+            soft_cap=self.config.soft_cap,
+        )  # fmt: skip
         return out
 
     def _plan(self, query: torch.Tensor, block_size: int, step: AttentionMetadata) -> Any:
@@ -141,6 +168,7 @@ class TritonBackend(AttentionBackend):
             (KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED),
             DTYPES,
             head_sizes=SizeRule(multiple_of=8, maximum=MAX_HEAD_SIZE),
+            shared_prefixes=True,
         )
 
     @classmethod

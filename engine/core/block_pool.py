@@ -14,11 +14,19 @@ from engine.core.free_queue import FreeQueue, Held
 
 
 class Event(NamedTuple):
-    """A cached block that appeared or was given up (vLLM's BlockStored and BlockRemoved)."""
+    """A cached block that appeared or went, or all of them (vLLM's BlockStored, BlockRemoved, AllBlocksCleared);
+    where the pool tells uses, too, also who was found and who is held by nobody any more.
 
-    kind: Literal["stored", "removed"]
+    Equal content in several blocks is kept several times, and each of them has events of its own, as in vLLM, whose
+    listeners take a removal for the end of the content. `num_copies` is what they need to know better.
+    """
+
+    kind: Literal["stored", "removed", "cleared", "hit", "freed"]
     block_id: int
+    """0 where all are meant."""
     key: Hashable
+    num_copies: int
+    """Blocks that can be found under the key after the event: who keeps one entry a key drops it at 0."""
 
 
 class BlockPool:
@@ -36,6 +44,7 @@ class BlockPool:
         "num_stored",
         "num_unhashed_back",
         "queue",
+        "tells_uses",
     )
 
     def __init__(
@@ -44,6 +53,9 @@ class BlockPool:
         check_pool(capacity, 1)
         self.capacity = capacity
         self.events: list[Event] | None = [] if record_events else None
+        """What has happened, in order, for who empties it; None: nobody listens."""
+        self.tells_uses = False
+        """Whether hits and releases of cached blocks are events, too."""
         self.num_evictions = 0
         self.num_stored = 0
         self.num_extra_references = 0
@@ -106,6 +118,9 @@ class BlockPool:
     def touch(self, block_ids: Iterable[int]) -> None:
         """Takes a reference to each cached block, out of the free queue where it lay there."""
         extra = self._extra
+        if self.tells_uses:
+            block_ids = list(block_ids)
+            self._tell("hit", block_ids)
         for block_id in self.queue.take_out(block_ids):
             extra[block_id] = extra.get(block_id, 0) + 1
             self.num_extra_references += 1
@@ -137,6 +152,10 @@ class BlockPool:
         if quick is not None:
             self.num_evictions += missing
             return taken + quick if taken else quick
+        quick = free.pop_findable(missing)
+        if quick is not None:
+            self._forget(quick)
+            return taken + quick if taken else quick
         for blocks, held in free.pop_back(missing):
             if held is Held.FINDABLE:
                 self._forget(blocks)
@@ -164,6 +183,8 @@ class BlockPool:
                 self.queue.push_front(empty)
         if num_full:
             keyed = self._keys[block_ids[0]] is not None
+            if self.tells_uses:
+                self._tell("freed", block_ids[:num_full])
             self.queue.push_back(block_ids[:num_full], Held.FINDABLE if keyed else Held.UNFINDABLE)
 
     def _drop_extra(self, block_ids: list[int], num_full: int) -> tuple[list[int], int]:
@@ -196,7 +217,7 @@ class BlockPool:
                 else:
                     entry[block_id] = None
         if self.events is not None:
-            self.events.extend(Event("stored", b, k) for b, k in zip(block_ids, keys, strict=True))
+            self._tell("stored", block_ids)
 
     def uncommit(self, block_ids: Sequence[int]) -> None:
         """Takes back the keys of blocks that will not be computed after all."""
@@ -212,22 +233,38 @@ class BlockPool:
             self._keys[block_id] = None
         self._map.clear()
         self.num_unhashed_back = 0
+        if self.events is not None:
+            self.events.append(Event("cleared", 0, None, 0))
         return True
 
-    def _forget(self, block_ids: Iterable[int]) -> None:
-        keys, index = self._keys, self._map
+    def _tell(self, kind: Literal["stored", "hit", "freed"], block_ids: Sequence[int]) -> None:
+        """An event for each of these blocks that can be found."""
+        if self.events is None:
+            return
         for block_id in block_ids:
-            self.num_evictions += 1
+            key = self._keys[block_id]
+            if key is not None:
+                self.events.append(Event(kind, block_id, key, self._num_copies(key)))
+
+    def _num_copies(self, key: Hashable) -> int:
+        entry = self._map.get(key, {})
+        return 1 if isinstance(entry, int) else len(entry)
+
+    def _forget(self, block_ids: Sequence[int]) -> None:
+        keys, index = self._keys, self._map
+        pop = index.pop
+        self.num_evictions += len(block_ids)
+        for block_id in block_ids:
             key = keys[block_id]
             if key is None:
                 continue
             keys[block_id] = None
-            entry = index.pop(key)
-            if not isinstance(entry, int):
+            entry = pop(key)
+            if entry is not block_id and not isinstance(entry, int):
                 del entry[block_id]
                 index[key] = next(iter(entry)) if len(entry) == 1 else entry
             if self.events is not None:
-                self.events.append(Event("removed", block_id, key))
+                self.events.append(Event("removed", block_id, key, self._num_copies(key)))
 
     def num_cached_keys(self) -> int:
         """Distinct contents that can be found."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.model_shape import ModelShape, read_model_shape
-from engine.core.suggestion import unknown_name
+from engine.core.suggestion import unknown_model
 
 
 def model_names() -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def lookup(name_or_path: str | Path) -> ModelShape:
     path = Path(name_or_path)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise unknown_name("model (neither a name nor a config.json)", asked, _entries())
+        raise unknown_model(asked, _entries(), "a config.json or its folder")
     name = path.parent.name if path.name == "config.json" else path.stem
     try:
         return read_model_shape(read_json(path), name)

@@ -12,7 +12,7 @@ import itertools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _private_ids = itertools.count(1)
 BYTES_PER_TOKEN = 8
@@ -33,6 +33,14 @@ class Content(Protocol):
     def fork(self, num_tokens: int) -> Content:
         """Content of a sequence that has these first `num_tokens` tokens and others after them."""
         ...
+
+
+class Run(NamedTuple):
+    """Tokens [start, stop) of a request: equal to those of any other that has the same text at the same start."""
+
+    text: int
+    start: int
+    stop: int
 
 
 class PrivateContent:
@@ -132,6 +140,12 @@ class BlockIdContent:
         if stop > shared:
             found.extend(self._private.keys(max(start, shared), stop, block_size))  # type: ignore[arg-type]
         return found
+
+    def runs(self, num_tokens: int) -> list[Run]:
+        """A run a trace block, as far as the ids go."""
+        unit, stop = self._trace_block_size, min(num_tokens, self._num_tokens)
+        starts = range(0, stop, unit)
+        return [Run(int(self._ids[i]), start, min(start + unit, stop)) for i, start in enumerate(starts)]
 
     def fork(self, num_tokens: int) -> Content:
         """Private from there on: a trace does not tell samples apart."""

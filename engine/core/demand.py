@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A load: tokens of a request on average, and how many requests run at the same time. ValueError for numbers that
-    are not positive."""
+    """A load: tokens of a request on average, and how many requests run at the same time. ValueError for numbers
+    below one."""
 
     mean_prompt_tokens: float
     mean_output_tokens: float
@@ -24,8 +24,8 @@ class Demand:
     def __post_init__(self) -> None:
         for name in ("mean_prompt_tokens", "mean_output_tokens"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"need a positive {name}, got {value}")
+            if not (math.isfinite(value) and value >= 1):
+                raise ValueError(f"need {name} of at least 1, got {value}")
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"need a concurrency of at least 1, got {self.concurrency}")
 

@@ -37,12 +37,18 @@ class Segment:
     def __init__(self, blocks: list[int], held: Held) -> None:
         self.blocks = blocks
         self.held = held
-        self.gone: set[int] = set()
-        """Blocks that a hit took out; they stay in the list until their turn comes."""
+        self.gone: set[int] | None = None
+        """Blocks that a hit took out; they stay in the list until their turn comes. Most segments never lose any."""
 
     def queue(self) -> list[int]:
         """Blocks still queued, in the order in which they will be handed out."""
-        return [b for b in reversed(self.blocks) if b not in self.gone]
+        return [b for b in reversed(self.blocks) if not self.gone or b not in self.gone]
+
+    def lose(self, block_id: int) -> None:
+        """A hit takes that block."""
+        if self.gone is None:
+            self.gone = set()
+        self.gone.add(block_id)
 
 
 class FreeQueue:
@@ -54,8 +60,8 @@ class FreeQueue:
         self.stack = list(range(capacity, 0, -1))
         """Blocks without content; the last is the head of the whole queue."""
         self._segments: deque[Segment] = deque()
-        self._home: dict[int, Segment] = {}
-        """Segment of each findable block, for hits."""
+        self._home: list[Segment | None] = [None] * (capacity + 1)
+        """Segment of each findable block in the queue, by id, for hits."""
         self.num_at_back = 0
         self._num_gone = 0
         """Places of blocks that hits took out, in all segments."""
@@ -80,24 +86,26 @@ class FreeQueue:
         segment = Segment(blocks, held)
         self._segments.append(segment)
         self.num_at_back += len(blocks)
-        if held is Held.FINDABLE:
+        if held is FINDABLE:
+            home = self._home
             for block_id in blocks:
-                self._home[block_id] = segment
+                home[block_id] = segment
 
-    def count_findable(self, block_ids: Iterable[int]) -> int:
+    def count_findable(self, block_ids: Sequence[int]) -> int:
         """How many of these cached blocks lie in the queue."""
-        return sum(map(self._home.__contains__, block_ids))
+        return len(block_ids) - list(map(self._home.__getitem__, block_ids)).count(None)
 
     def take_out(self, block_ids: Iterable[int]) -> list[int]:
         """A hit takes the findable blocks from wherever they are; those that do not lie in the queue are returned."""
         home = self._home
         elsewhere = []
         for block_id in block_ids:
-            segment = home.pop(block_id, None)
+            segment = home[block_id]
             if segment is None:
                 elsewhere.append(block_id)
             else:
-                segment.gone.add(block_id)
+                home[block_id] = None
+                segment.lose(block_id)
                 self.num_at_back -= 1
                 self._num_gone += 1
         if self._num_gone > self.num_at_back + MOST_GONE:
@@ -107,9 +115,10 @@ class FreeQueue:
     def _compact(self) -> None:
         """Forgets the places of blocks that are gone; a prefix that is hit again and again leaves one each time."""
         for segment in self._segments:
-            if segment.gone:
-                segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in segment.gone]
-                segment.gone.clear()
+            gone = segment.gone
+            if gone:
+                segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in gone]
+                gone.clear()
         self._segments = deque(segment for segment in self._segments if segment.blocks)
         self._num_gone = 0
 
@@ -133,6 +142,23 @@ class FreeQueue:
         del blocks[-count:]
         return taken
 
+    def pop_findable(self, count: int) -> list[int] | None:
+        """`count` blocks of the next segment if it holds so many, all of them findable; else None."""
+        segment = self._segments[0]
+        blocks = segment.blocks
+        if segment.held is not FINDABLE or len(blocks) < count or segment.gone:
+            return None
+        self.num_at_back -= count
+        taken = blocks[: -count - 1 : -1]
+        if len(blocks) == count:
+            self._segments.popleft()
+        else:
+            del blocks[-count:]
+        home = self._home
+        for block_id in taken:
+            home[block_id] = None
+        return taken
+
     def pop_back(self, count: int) -> list[tuple[list[int], Held]]:
         """`count` blocks of the segments, grouped by what they held."""
         groups = []
@@ -153,7 +179,7 @@ class FreeQueue:
         return groups
 
     def _pick(self, segment: Segment, count: int) -> list[int]:
-        blocks, gone, home = segment.blocks, segment.gone, self._home
+        blocks, gone, home = segment.blocks, segment.gone or set(), self._home
         taken: list[int] = []
         while blocks and len(taken) < count:
             block_id = blocks.pop()
@@ -161,7 +187,7 @@ class FreeQueue:
                 gone.remove(block_id)
                 self._num_gone -= 1
             else:
-                home.pop(block_id, None)
+                home[block_id] = None
                 taken.append(block_id)
         return taken
 
@@ -169,7 +195,7 @@ class FreeQueue:
         """All content is given up: the queue keeps its order, now as one stack. The blocks that held something."""
         held = [b for segment in self._segments for b in segment.queue()]
         self._segments.clear()
-        self._home.clear()
+        self._home = [None] * len(self._home)
         self.num_at_back = self._num_gone = 0
         self.stack[:0] = reversed(held)
         return held

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.core.request import Request, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Group:
@@ -68,6 +68,16 @@ def _twin(request: Request, sample: int) -> Request:
     )
     twin.sample = sample
     return twin
+
+
+def over(finished: Iterable[Request]) -> list[Request]:
+    """Of members and requests that have just finished, the requests that are over: of a group its leader, with the last
+    member."""
+    return list(dict.fromkeys(r if r.group is None else r.group.leader for r in finished if not _goes_on(r)))
+
+
+def _goes_on(request: Request) -> bool:
+    return request.group is not None and bool(request.group.live())
 
 
 def members_of(request: Request) -> Sequence[Request]:

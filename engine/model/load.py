@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,16 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.core import catalogue
-from engine.core.suggestion import unknown_name
+from engine.core.suggestion import unknown_model
 from engine.model.architecture import Architecture, architecture_of, token_ids
 from engine.model.names import gguf_names, hugging_face_names
 from engine.model.random_weights import random_weights
 from engine.model.safetensors_file import PICKLES, SafetensorsFolder, refuse_pickle
 from engine.model.stored import load_weights
-from engine.model.weights import Weights
+from engine.model.weights import Weights, weights_bytes
 
 if TYPE_CHECKING:
     from engine.model.tokenizer import Tokenizer
+
+
+Room = Callable[[int], None]
+"""Raises if there is no room for so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,14 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     seed: int | None = None,
+    room: Room = lambda num_bytes: None,
 ) -> LoadedModel:
     """The model of a catalogue name, a Hugging Face folder or a .gguf file, in `dtype` (its own by default).
 
     With a seed the weights are drawn, whatever the source; a catalogue name has no others. ValueError, before anything
     large is allocated, for what is not a model, is damaged, or is one that is not computed here; its message says what
-    was expected, what was found and where.
+    was expected, what was found and where. `room` is told the bytes of the weights before any is made, and raises if
+    there is none.
     """
     asked, path = str(source), Path(source)
     name, config = catalogue.entry(asked)
@@ -68,15 +75,14 @@ def load_model(
             raise ValueError(
                 f"{name}: the catalogue has no weights; give a seed for random ones, or a folder with them"
             )
-        return _random(architecture_of(config, name), asked, None, dtype, device, seed)
+        return _random(architecture_of(config, name), asked, None, dtype, device, seed, room)
     if path.suffix in PICKLES and path.is_file():
         raise refuse_pickle(path)
     if path.suffix == ".gguf":
-        return _gguf(path, asked, dtype, device, seed)
+        return _gguf(path, asked, dtype, device, seed, room)
     if path.is_dir():
-        return _folder(path, asked, dtype, device, seed)
-    what = "model (neither a catalogue name nor a folder with config.json nor a .gguf file)"
-    raise unknown_name(what, asked, catalogue.model_names())
+        return _folder(path, asked, dtype, device, seed, room)
+    raise unknown_model(asked, catalogue.model_names(), "a folder with config.json or a .gguf file")
 
 
 def _random(
@@ -86,14 +92,16 @@ def _random(
     dtype: torch.dtype | None,
     device: torch.device | str,
     seed: int,
+    room: Room,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
+    room(weights_bytes(architecture, dtype or architecture.torch_dtype))
     weights = random_weights(architecture, seed=seed, dtype=dtype, device=device)
     return LoadedModel(architecture, weights, tokenizer, Provenance(asked, "random", seed=seed, notes=notes))
 
 
 def _folder(
-    folder: Path, asked: str, dtype: torch.dtype | None, device: torch.device | str, seed: int | None
+    folder: Path, asked: str, dtype: torch.dtype | None, device: torch.device | str, seed: int | None, room: Room
 ) -> LoadedModel:
     from engine.model.tokenizer import tokenizer_of_folder
 
@@ -103,8 +111,9 @@ def _folder(
     architecture = _with_generation_config(architecture_of(catalogue.read_json(path), str(path)), folder)
     tokenizer, notes = tokenizer_of_folder(folder)
     if seed is not None:
-        return _random(architecture, asked, tokenizer, dtype, device, seed, notes)
+        return _random(architecture, asked, tokenizer, dtype, device, seed, room, notes)
     stored = SafetensorsFolder(folder)
+    room(weights_bytes(architecture, dtype or architecture.torch_dtype))
     weights = load_weights(
         architecture, hugging_face_names, stored, dtype=dtype or architecture.torch_dtype, device=device
     )
@@ -124,7 +133,7 @@ def _with_generation_config(architecture: Architecture, folder: Path) -> Archite
 
 
 def _gguf(
-    path: Path, asked: str, dtype: torch.dtype | None, device: torch.device | str, seed: int | None
+    path: Path, asked: str, dtype: torch.dtype | None, device: torch.device | str, seed: int | None, room: Room
 ) -> LoadedModel:
     from engine.model.gguf_file import GGUFFile
     from engine.model.gguf_tokenizer import tokenizer_of_gguf
@@ -135,7 +144,8 @@ def _gguf(
     architecture = stored.architecture
     tokenizer, notes = tokenizer_of_gguf(stored.header)
     if seed is not None:
-        return _random(architecture, asked, tokenizer, dtype, device, seed, notes)
+        return _random(architecture, asked, tokenizer, dtype, device, seed, room, notes)
+    room(weights_bytes(architecture, dtype or architecture.torch_dtype))
     weights = load_weights(architecture, gguf_names, stored, dtype=dtype or architecture.torch_dtype, device=device)
     return LoadedModel(architecture, weights, tokenizer, Provenance(asked, "gguf", _sizes((path,)), notes=notes))
 

@@ -45,6 +45,8 @@ class BlockTable:
         self.gpu = torch.zeros((max_num_reqs, max_blocks), dtype=torch.int32, device=self.device)
         self.num_blocks = np.zeros(max_num_reqs, np.int64)
         """Blocks of each row."""
+        self.num_changes = 0
+        """Times that a row was given other blocks than more behind its own, or none, so far."""
         self.num_uploaded = 0
         """Entries sent to the device so far."""
         self._behind: dict[int, int] = {}
@@ -64,6 +66,7 @@ class BlockTable:
         self.cpu[row, : len(blocks)] = blocks
         self.num_blocks[row] = len(blocks)
         self._behind[row] = 0
+        self.num_changes += 1
 
     def append_row(self, row: int, blocks: Sequence[int]) -> None:
         """These blocks follow the row's own. ValueError past the row's width, before any change."""
@@ -104,6 +107,7 @@ class BlockTable:
         """The row holds nothing; what stays in the arrays is never read."""
         self.num_blocks[row] = 0
         self._behind.pop(row, None)
+        self.num_changes += 1
 
     def _check(self, row: int, count: int) -> None:
         if count > self.max_blocks:

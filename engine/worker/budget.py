@@ -75,3 +75,13 @@ def check_fits(device: torch.device, num_blocks: int, block_bytes: int, limit_by
             f"{device}: {num_blocks - 1:,} KV blocks and the null block are {asked:,} bytes ({block_bytes:,} each), "
             f"but {left:,} bytes are free: {fits:,} blocks fit; ask for no more, or for a smaller block_size or model"
         )
+
+
+def check_weights(device: torch.device, name: str, weights_bytes: int) -> None:
+    """EngineError, before a byte of them is read or drawn, for weights that the device has no room for."""
+    free, total = memory_of(device)
+    if weights_bytes > free:
+        raise EngineError(
+            f"{name}: its weights alone are {weights_bytes:,} bytes, but {device} has {free:,} of {total:,} free; use "
+            "a smaller model, a narrower dtype, or a device with more memory"
+        )

@@ -3,15 +3,21 @@
 From the device's own record of rows the step makes its inputs, and it leaves the sampled tokens there for the next one:
 between two steps of the same rows the host writes new block ids into pinned memory and nothing else. Graphs are
 captured by bucket of batch size; rows behind those in use have length 0 and slot -1.
+
+Where rows share a prefix long enough, another graph of the same bucket takes it once for all of them. Whether is a
+matter of the launch: two kernels more a layer, which cost where nothing is shared. Which rows, and how many tokens, is
+in the record on the device: a graph for each would be a graph for each mixture of prompts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from engine.attention.metadata import AttentionMetadata
+from engine.attention.shared_prefix import GROUP_FIELDS, SharedPrefixes
 from engine.model.sampling import SamplingTensors
 from engine.worker.captured import CapturedSteps
 from engine.worker.kernels.prepare import prepare_decode
@@ -58,31 +64,35 @@ class DecodeStep:
         """The smallest batch size that holds so many rows."""
         return next(size for size in self.buckets if size >= num_rows)
 
-    def capture_all(self) -> None:
-        """Captures the graphs of every bucket, largest first, so that they share one pool of memory."""
+    def capture_all(self, can_share: Callable[[int], bool] = lambda size: False) -> None:
+        """Captures the graphs of every bucket, largest first, so that they share one pool of memory; of those for which
+        `can_share` is true also the one for shared prefixes."""
         for size in reversed(self.buckets):
-            self._capture(size, filtered=False)
+            for shared in {False, can_share(size)}:
+                self._capture(size, filtered=False, shared=shared)
 
-    def run(self, num_rows: int, *, filtered: bool = False) -> torch.Tensor:
+    def run(self, num_rows: int, *, filtered: bool = False, shared: bool = False) -> torch.Tensor:
         """One step of the first `num_rows` rows; logits [num_rows, V], good until the next step.
 
-        The sampled tokens are in the record's `last_tokens`. `filtered`: some row has top-k or top-p.
+        The sampled tokens are in the record's `last_tokens`. `filtered`: some row has top-k or top-p. `shared`: rows
+        share prefixes, as the record has it.
         """
-        key = self.bucket(num_rows), filtered
+        key = self.bucket(num_rows), filtered, shared
         if not self.steps.has(*key):
             self._capture(*key)
         return self.steps.run(*key)[:num_rows]
 
-    def _capture(self, size: int, filtered: bool) -> None:
+    def _capture(self, size: int, filtered: bool, shared: bool) -> None:
         """No row is in use meanwhile, so that nothing is written; the record keeps what it has."""
-        rows, tokens = self._state.gpu["num_rows"], self._state.gpu["last_tokens"]
-        kept = rows.clone(), tokens.clone()
-        rows.zero_()
-        self.steps.capture(size, filtered)
-        rows.copy_(kept[0])
-        tokens.copy_(kept[1])
+        changed = [self._state.gpu[name] for name in ("num_rows", "groups", "last_tokens")]
+        kept = [field.clone() for field in changed]
+        for field in changed[:2]:
+            field.zero_()
+        self.steps.capture(size, filtered, shared)
+        for field, before in zip(changed, kept, strict=True):
+            field.copy_(before)
 
-    def _issue(self, size: int, filtered: bool) -> torch.Tensor:
+    def _issue(self, size: int, filtered: bool, shared: bool) -> torch.Tensor:
         """The step's commands, for `size` rows."""
         ids, positions, slots, lens = (x[:size] for x in (self._ids, self._positions, self._slots, self._lens))
         state, table = self._state.gpu, self._table
@@ -93,8 +103,9 @@ class DecodeStep:
             table.block_size,
         )  # fmt: skip
         # New metadata each time: what attention plans for the step is planned inside the graph, not kept from before.
+        prefixes = SharedPrefixes(state["members"][:size], state["groups"].view(-1, GROUP_FIELDS)) if shared else None
         step = AttentionMetadata(
-            self._starts[: size + 1], lens, 1, self._max_model_len, table.gpu[:size], slots, num_decodes=size
+            self._starts[: size + 1], lens, 1, self._max_model_len, table.gpu[:size], slots, size, prefixes
         )
         hidden = self._decoder.forward(ids, positions, slots, step)
         logits = self._decoder.logits(hidden)

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,11 +22,21 @@ from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
-from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget, memory_of
+from engine.versions import version_of
+from engine.worker.budget import (
+    DEFAULT_UTILIZATION,
+    EngineError,
+    KVBudget,
+    check_fits,
+    check_weights,
+    kv_budget,
+    memory_of,
+)
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
+from engine.worker.shared_prefix import SharingRule
 from engine.worker.warm_up import warm_up as run_warm_up
 
 if TYPE_CHECKING:
@@ -64,6 +75,8 @@ class EngineConfig:
     """None: the model's."""
     graphs: bool = True
     """Decode steps as CUDA graphs, on a GPU."""
+    shared_prefix_kernel: bool = True
+    """Decodes take what their block tables have in common once for all rows, where that is long enough to pay."""
     kv_limit_bytes: int | None = None
     """The most that K and V may take; None: what is free on the device."""
 
@@ -85,7 +98,8 @@ class Engine:
             raise EngineError(f"weights_seed: expected 0 to 2^63 - 1, got {seed}")
         if seed is None and catalogue.entry(config.model)[1] is not None:
             seed = 0
-        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed)
+        room = partial(check_weights, self.device, config.model)
+        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room)
         self.architecture = self.model.architecture
         self.dtype: torch.dtype = self.model.weights.embedding.dtype
         self.limits = self._limits()
@@ -188,7 +202,17 @@ class Engine:
             shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
         graphs = self.config.graphs and self.device.type == "cuda"
-        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, **options)
+        sharing = self._sharing(allocator, kernel)
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, sharing=sharing, **options)
+
+    def _sharing(self, allocator: Any, kernel: Kernel) -> SharingRule | None:
+        """When shared prefixes are used; None: never."""
+        able = self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes and kernel == "paged"
+        if not able:
+            return None
+        size, expected = allocator.block_size, bool(getattr(allocator, "enable_caching", False))
+        token_bytes = self.block_bytes(size) // size // self.architecture.num_layers
+        return SharingRule(size, token_bytes, expected=expected)
 
     def _ops(self) -> Ops:
         if self.backend.get_name() != "triton":
@@ -209,11 +233,12 @@ class Engine:
             "threads": torch.get_num_threads(),
             "driver": _driver() if self.device.type == "cuda" else None,
             "torch": torch.__version__,
-            "triton": _version("triton"),
+            "triton": version_of("triton"),
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
             "graphs": self.config.graphs and self.device.type == "cuda",
+            "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,
             "max_model_len": self.limits.max_model_len,
@@ -228,6 +253,8 @@ class _TinyPool:
     block_size: int
     num_blocks: int = 2
     growth_tokens: int = 0
+    enable_caching: bool = True
+    """The graphs of steps that share prefixes take memory, too."""
 
 
 def device_of(name: str) -> torch.device:
@@ -267,15 +294,6 @@ def _dtype_of(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise unknown_name("dtype", name, ("auto", *DTYPES))
     return DTYPES[name]
-
-
-def _version(package: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

@@ -21,6 +21,7 @@ from engine.worker.limits import Limits
 from engine.worker.mixed_step import MixedInputs, MixedStep
 from engine.worker.ran import SAMPLING_DTYPES, Ran, RowSampling
 from engine.worker.sequences import Sequences
+from engine.worker.shared_prefix import SharedRows, SharingRule
 from engine.worker.staging import RowState
 from engine.worker.step_clock import PS_PER_NS, DeviceClock, HostClock, StepTime
 
@@ -68,23 +69,24 @@ class ModelExecutor:
         stops: Callable[[Request, Sequence[int]], bool] | None = None,
         beams: Callable[[Request], BeamParams] | None = None,
         watch: Callable[[list[Request], torch.Tensor], None] | None = None,
+        sharing: SharingRule | None = None,
     ) -> None:
         """`sampling` is asked once a sequence; None: greedy. `stops` is asked with a sequence's outputs after every
         sampled token, `beams` once a search: what is searched for; None: beams of their forced length. `watch` is given
-        each step's logits [N, V] with the requests that they belong to, for tests.
-        `padded`: mixed steps have the sizes that graphs have; None: on a device they do."""
+        each step's logits [N, V] with the requests that they belong to, for tests. `padded`: mixed steps have the sizes
+        that graphs have; None: on a device they do. `sharing`: when decodes take what rows have in common once for all
+        of them; None: never."""
         device = kv.caches[0].device
         size = allocator.block_size
-        width = -(-limits.max_model_len // size)
         self.kv = kv
-        self.table = BlockTable(limits.max_num_seqs, width, size, device)
+        self.table = BlockTable(limits.max_num_seqs, -(-limits.max_model_len // size), size, device)
         self.rows = Arrangement(self.table, allocator)
         self.state = RowState(limits.max_num_seqs, device)
+        self.sharing = SharedRows(sharing, self.table, self.state)
         self.decode = DecodeStep(decoder, self.table, self.state, max_model_len=limits.max_model_len, graphs=graphs)
         on_device = device.type == "cuda"
-        self.mixed = MixedStep(
-            decoder, self.table, limits, padded=on_device if padded is None else padded, graphs=graphs
-        )
+        padded = on_device if padded is None else padded
+        self.mixed = MixedStep(decoder, self.table, limits, padded=padded, graphs=graphs)
         self.sequences = Sequences(decoder.architecture.vocab_size, sampling, stops, beams)
         self._watch = watch
         self._clock: HostClock | DeviceClock = DeviceClock() if on_device else HostClock()
@@ -161,7 +163,7 @@ class ModelExecutor:
             self._record(self.rows.decodes(), batch.clock)
         ran = self._steady
         assert ran is not None
-        logits = self.decode.run(len(ran.requests), filtered=ran.filtered)
+        logits = self.decode.run(len(ran.requests), filtered=ran.filtered, shared=bool(self.sharing))
         self.sequences.searches.score(ran.requests, logits)
         if self._watch is not None:
             self._watch(ran.requests, logits)
@@ -176,6 +178,7 @@ class ModelExecutor:
         if self.sequences.samples:
             for name, values in zip(SAMPLING_DTYPES, self.sequences.columns(requests), strict=True):
                 cpu[name][:count] = values
+        self.sharing.look(count)
         self.state.upload()
         self._fresh = True
         self._steady = self.sequences.ran(requests, self.decode.sampled)

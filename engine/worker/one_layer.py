@@ -204,11 +204,11 @@ class OneLayerExecutor:
 
     def _token(self, request: Request, position: int) -> int:
         """The input token at a position: equal for requests with equal content up to there. Outputs are the sampled
-        ones, unless the content names them."""
+        ones, unless the content names them or another prompt holds them."""
         content, num_prompt = request.content, request.num_prompt_tokens
         if isinstance(content, TokenContent):
             return content.tokens[position] % self._vocab_size
-        if position >= num_prompt:
+        if position >= num_prompt and not content.shares_outputs:
             return self._of(request).sampled[position - num_prompt]
         key = content.keys(position, position + 1, 1)[0]
         if isinstance(key, int) and key >= 0:

@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.attention.shared_prefix import GROUP_FIELDS
 from engine.worker.ran import SAMPLING_DTYPES
 
 ALIGNMENT = 16
 """Bytes: what vector loads and TMA want."""
+MAX_GROUPS = 16
+"""Groups of rows with a shared prefix that a captured graph has room for; of more, those that save most are taken."""
 Array = npt.NDArray[Any]
 _TORCH = {
     np.dtype(np.int32): torch.int32,
@@ -78,20 +81,25 @@ class RowState:
         ("num_rows", np.int32),
         ("last_tokens", np.int32),
         ("seq_lens", np.int32),
+        ("members", np.int32),
+        ("groups", np.int32),
         *SAMPLING_DTYPES.items(),
     )
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
-        sizes = [_up(max_num_reqs * np.dtype(dtype).itemsize) for _, dtype in self.FIELDS]
+        counts = [MAX_GROUPS * GROUP_FIELDS if name == "groups" else max_num_reqs for name, _ in self.FIELDS]
+        sizes = [_up(count * np.dtype(kind).itemsize) for count, (_, kind) in zip(counts, self.FIELDS, strict=True)]
         self._bytes = Mirror(sum(sizes), device)
         self.cpu: dict[str, Array] = {}
-        """By field, [max_num_reqs]; `num_rows` in its first entry."""
+        """By field, [max_num_reqs]; `num_rows` in its first entry, `members` and `groups` as in `SharedPrefixes`."""
         self.gpu: dict[str, torch.Tensor] = {}
         start = 0
-        for (name, dtype), size in zip(self.FIELDS, sizes, strict=True):
-            self.cpu[name], self.gpu[name] = self._bytes.views(start, max_num_reqs, np.dtype(dtype))
+        for (name, dtype), count, size in zip(self.FIELDS, counts, sizes, strict=True):
+            self.cpu[name], self.gpu[name] = self._bytes.views(start, count, np.dtype(dtype))
             start += size
         self.cpu["top_p"][:] = 1.0
+        self.cpu["members"][:] = np.arange(max_num_reqs)
+        self.upload()
 
     def upload(self) -> None:
         """Sends all fields; the caller waits for the step before it changes them again."""

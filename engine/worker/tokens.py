@@ -1,7 +1,8 @@
 """Token ids of the requests: given, or derived from what a trace says of their content, and the sampled ones.
 
 A trace tells lengths and perhaps which blocks are equal, but no tokens. Requests with equal content get equal tokens,
-all others differ, and the same request has the same tokens in every run.
+all others differ, and the same request has the same tokens in every run. Where another prompt holds a request's answer,
+the answer is derived too and its tokens are forced, so that what the simulator finds in the cache is there.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.content import TokenContent
+from engine.core.content import BlockIdContent, TokenContent
+from engine.core.text_runs import RunContent
 
 if TYPE_CHECKING:
     from engine.core.content import Content
     from engine.core.request import Request
 
 Int64s = npt.NDArray[np.int64]
-CONTENT_BLOCK = 16
-"""Tokens that are derived from one content key."""
 
 
 class RequestTokens:
@@ -35,6 +35,9 @@ class RequestTokens:
         self.prompt = given_tokens(request, vocab_size) if given else derived_tokens(request, vocab_size)
         self.limit = request.num_stop_tokens
         """Outputs after which the request stops, if nothing stops it before."""
+        if isinstance(request.content, RunContent) and request.content.shares_outputs:
+            total = request.num_prompt_tokens + request.num_stop_tokens
+            content = TokenContent(run_tokens(request, request.content, total, vocab_size).tolist())
         named = content is not None and len(content.tokens) > len(self.prompt)
         self._forcing = content if named else None
         self.kept: list[int] = content.tokens if content is not None and not named else []
@@ -118,17 +121,16 @@ def derived_tokens(request: Request, vocab_size: int) -> Int64s:
     count, content = request.num_prompt_tokens, request.content
     if not content.shares_prompt:
         return _drawn(f"request {request.request_id!r}", count, vocab_size)
-    keys = content.keys(0, -(-count // CONTENT_BLOCK), CONTENT_BLOCK)
-    parts = [
-        # A positive key is private: its number differs from run to run, the request's name does not.
-        _drawn(
-            f"request {request.request_id!r} block {index}" if isinstance(key, int) and key >= 0 else repr(key),
-            CONTENT_BLOCK,
-            vocab_size,
-        )
-        for index, key in enumerate(keys)
-    ]
-    return np.concatenate(parts)[:count]
+    assert isinstance(content, BlockIdContent | RunContent)
+    return run_tokens(request, content, count, vocab_size)
+
+
+def run_tokens(request: Request, content: BlockIdContent | RunContent, count: int, vocab_size: int) -> Int64s:
+    """The first `count` tokens of prompt and answer, run by run; what no run covers is the request's own."""
+    runs = content.runs(count)
+    parts = [_drawn(f"text {text} from {start}", stop - start, vocab_size) for text, start, stop in runs]
+    missing = count - (runs[-1].stop if runs else 0)
+    return np.concatenate([*parts, _drawn(f"request {request.request_id!r} tail", missing, vocab_size)])
 
 
 def _drawn(name: str, count: int, vocab_size: int) -> Int64s:

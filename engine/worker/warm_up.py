@@ -17,6 +17,6 @@ if TYPE_CHECKING:
 def warm_up(executor: ModelExecutor) -> None:
     """Runs every size of step once, the largest first, and captures it where graphs are. No block is written."""
     executor.mixed.capture_all()
-    executor.decode.capture_all()
+    executor.decode.capture_all(executor.sharing.can_pay)
     if executor.table.device.type == "cuda":
         torch.cuda.synchronize()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import manifest, store
 from experiments.bench.alloc_run import MEANINGS, AllocWanted, measure, report
+from experiments.bench.block_costs import measured
 from experiments.bench.kept import keep_tables
 from experiments.console import say, say_json
 from experiments.exits import OK, UsageError
@@ -29,15 +30,21 @@ def alloc_verb(
         rows = measure(wanted, _tell)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    _tell("the block pool, by the block")
+    blocks = measured()
     caching, device, why_not = _caching()
     about = {"config": wanted.to_dict(), "device": device, "columns": MEANINGS, "seeds": [wanted.seed]}
     if output_dir is not None:
         tables = {store.SUMMARY: rows, **({store.CACHING: caching} if caching else {})}
         keep_tables(output_dir, tables, begun, about, overwrite=overwrite)
     if as_json:
-        say_json({**about, "rows": rows, "caching_allocator": caching, "not_measured": why_not or None})
+        pool = [cost._asdict() for cost in blocks]
+        say_json(
+            {**about, "rows": rows, "block_pool": pool, "caching_allocator": caching, "not_measured": why_not or None}
+        )
         return OK
     say("\n".join(report(rows)))
+    say("block pool, CPU us a block: " + ", ".join(f"{c.case} {c.us_per_block:.3f} (by {c.batch})" for c in blocks))
     _say_caching(caching, why_not)
     if output_dir is not None:
         say(f"results: {output_dir}")

@@ -149,6 +149,24 @@ def _fig18a(block_size: int, seed: int) -> list[Shape]:
     return [decode("fig18a", MHA, batch, context, block_size).with_(dtype="float16") for batch, context in FIG18A]
 
 
+SHARED_RATIO: Final = ((64, 8192, 512), (256, 2048, 256))
+"""(batch, shared, own): what two calls of FlashAttention-3 were measured on."""
+SHARED_CURVE: Final = tuple((64, prefix, 256) for prefix in (1024, 2048, 4096, 8192, 16384))
+"""As in Hydragen's figures: one batch, the shared prefix grows, own parts stay short."""
+
+
+def shared_decode(batch: int, prefix: int, own: int, block_size: int) -> Shape:
+    """A query a sequence; the first `prefix` tokens, rounded down to whole blocks, are the same blocks."""
+    label = f"gqa {batch} x ({tokens(prefix)} + {tokens(own)})"
+    lengths = (prefix + own,) * batch
+    shared = prefix // block_size * block_size
+    return Shape("shared-prefix", "decode", label, GQA, lengths, (1,) * batch, block_size, shared_tokens=shared)
+
+
+def _shared_prefix(block_size: int, seed: int) -> list[Shape]:
+    return [shared_decode(*sizes, block_size) for sizes in (*SHARED_RATIO, *SHARED_CURVE)]
+
+
 TWINS: Final = ("pagelab", "pagelab-twin", "pagelab-twin-equal", "peers")
 CASES: Final[dict[str, Case]] = {
     case.name: case
@@ -164,6 +182,12 @@ CASES: Final[dict[str, Case]] = {
         Case("block-size", "what does the block size cost?", _block_sizes),
         Case("table-order", "do scattered blocks cost more than adjacent ones?", _order, ("pagelab",)),
         Case("twin", "what does looking blocks up cost against no table at all?", _twin, TWINS),
+        Case(
+            "shared-prefix",
+            "what does a decode gain that takes a shared prefix once for all?",
+            _shared_prefix,
+            ("pagelab", "pagelab-shared", "peers"),
+        ),
         Case("fig18a", "the batches and contexts of Fig 18a", _fig18a, TWINS),
     )
 }

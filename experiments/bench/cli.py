@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from experiments.bench.engine_flags import EngineFlags, whole
+from experiments.bench.engine_flags import EngineFlags
 from experiments.flags import Argv, Json, Overwrite
+from experiments.whole import Whole, Wholes
 
 Several = Parameter(negative=(), show_default=False)
 
-
-Whole = Parameter(converter=whole)
 Switch = Parameter(negative=(), show_default=False)
 
 bench_app = App(name="bench", help="Measure on a device.", result_action="return_value")
@@ -25,12 +24,12 @@ def kernel(
     *,
     case: Annotated[tuple[str, ...], Several] = (),
     dtype: str = "bfloat16",
-    block_size: Annotated[int, Whole] = 16,
+    block_size: Whole = 16,
     peer: Annotated[tuple[str, ...], Several] = (),
     fa3_library: Annotated[Path | None, Parameter(env_var="PAGELAB_FA3_LIBRARY", show_default=False)] = None,
     quick: Annotated[bool, Switch] = False,
     sweep: Annotated[bool, Switch] = False,
-    seed: Annotated[int, Whole] = 0,
+    seed: Whole = 0,
     output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
     measured_in: Annotated[tuple[Path, ...], Parameter(name="--from", negative=(), show_default=False)] = (),
     overwrite: Overwrite = False,
@@ -103,10 +102,10 @@ def engine(
 def alloc(
     *,
     allocator: Annotated[tuple[str, ...], Several] = (),
-    pool_tokens: Annotated[tuple[int, ...], Several] = (),
-    block_size: Annotated[tuple[int, ...], Several] = (),
+    pool_tokens: Annotated[Wholes, Several] = (),
+    block_size: Annotated[Wholes, Several] = (),
     prefix_caching: Annotated[bool, Parameter(name="--prefix-caching", negative="--no-prefix-caching")] = False,
-    seed: Annotated[int, Whole] = 0,
+    seed: Whole = 0,
     output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
     overwrite: Overwrite = False,
     json: Json = False,

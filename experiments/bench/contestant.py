@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -56,13 +57,22 @@ class Contestant(Protocol):
         """Its calls, host-side planning done; UnsupportedError for shapes it cannot do."""
 
 
+def written(config: Any) -> str:
+    """`block_n=64 num_warps=4 ...`: what the column `config` holds."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
 def each(problem: Problem, call: Callable[[Any], Any]) -> list[Call]:
     """One call a set, bound to it."""
     return [partial(call, one) for one in problem.sets]
 
 
 def contiguous_rows(problem: Problem, cache: Tensor) -> Tensor:
-    """[N, KH, D]: the slots of a cache one after another, a view. UnsupportedError where the layout scatters them."""
+    """[N, KH, D]: the slots of a cache one after another, a view. UnsupportedError where the layout scatters them, or
+    sequences share some."""
+    if problem.shape.shared_tokens:
+        raise UnsupportedError("sequences that share blocks do not lie one after another")
     if problem.shape.layout != "kv_first":
         raise UnsupportedError(f"{problem.shape.layout} has no contiguous rows")
     return cache.view(-1, *cache.shape[2:])

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
-
-def whole(kind: Any, tokens: Sequence[Token]) -> int:
-    """Cyclopts alone would round 1.5."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"expected a whole number, got {tokens[0].value!r}") from None
+from experiments.whole import MaybeWhole, Whole
 
 
 def _option(text: str = "", *names: str) -> Any:
     return Parameter(help=text, name=names or None)
-
-
-def _number(text: str = "") -> Any:
-    return Parameter(help=text, converter=whole)
 
 
 @Parameter(name="*")
@@ -39,19 +28,25 @@ class EngineFlags:
     kernel: Annotated[
         Literal["paged", "contiguous"], _option("contiguous: no block table, where an allocator's blocks are adjacent.")
     ] = "paged"
-    block_size: Annotated[int, _number()] = 16
+    block_size: Whole = 16
     prefix_caching: Annotated[bool, Parameter(negative="--no-prefix-caching")] = False
-    num_requests: Annotated[int, _number()] = 256
-    input_len: Annotated[int, _number()] = 512
-    output_len: Annotated[int, _number()] = 128
-    max_num_seqs: Annotated[int, _number()] = 256
-    max_num_batched_tokens: Annotated[int, _number()] = 8192
-    max_model_len: Annotated[int | None, _number("Longest request [input_len + output_len].")] = None
-    kv_tokens: Annotated[int | None, _number("Tokens of the pool [all requests at their longest].")] = None
-    num_runs: Annotated[int, _number("The best by wall clock is reported, all are kept.")] = 3
+    num_requests: Whole = 256
+    input_len: Whole = 512
+    output_len: Whole = 128
+    max_num_seqs: Whole = 256
+    max_num_batched_tokens: Whole = 8192
+    max_model_len: Annotated[MaybeWhole, _option("Longest request [input_len + output_len].")] = None
+    kv_tokens: Annotated[MaybeWhole, _option("Tokens of the pool [all requests at their longest].")] = None
+    num_runs: Annotated[Whole, _option("The best by wall clock is reported, all are kept.")] = 3
     graphs: Annotated[bool, Parameter(negative="--no-graphs", help="Decode steps as CUDA graphs.")] = True
+    shared_prefix_kernel: Annotated[
+        bool,
+        Parameter(
+            negative="--no-shared-prefix-kernel", help="Decodes take what block tables have in common once, if it pays."
+        ),
+    ] = True
     profile: Annotated[
         bool,
         Parameter(negative=(), show_default=False, help="Also trace a few steps: kernels by name."),
     ] = False
-    seed: Annotated[int, _number("Of prompts and random weights.")] = 0
+    seed: Annotated[Whole, _option("Of prompts and random weights.")] = 0

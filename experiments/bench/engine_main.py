@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from experiments import exits
-from experiments.bench.engine_rows import from_csv, report, to_csv
+from experiments.bench.engine_rows import from_csv, report
 from experiments.bench.engine_run import EngineMeasured, EngineWanted, measure
+from experiments.csv_text import to_csv
 
 ROWS_FILE, STEPS_FILE, PROFILE_FILE, MACHINE_FILE = "summary.csv", "steps.csv", "profile.csv", "machine.json"
 MANIFEST_FILE: Final = "manifest.json"

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from engine.worker.engine import Engine
     from engine.worker.executor import ModelExecutor
 
-ATTENTION: Final = {"decode_kernel", "reduce_kernel", "prefill_kernel", "hopper_kernel", "plan_kernel", "write_kernel"}
+ATTENTION: Final = {
+    *("decode_kernel", "reduce_kernel", "prefill_kernel", "hopper_kernel", "plan_kernel", "write_kernel"),
+    *("shared_kernel", "merge_kernel", "shared_plan_kernel"),
+}
 """Ours, by their exact names: torch has a reduce_kernel too, with a namespace before it."""
 GEMM: Final = re.compile(r"gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|splitk", re.IGNORECASE)
 COPY: Final = re.compile(r"^mem(cpy|set)", re.IGNORECASE)

@@ -164,18 +164,6 @@ def parts_table(profile: Sequence[Row]) -> list[str]:
     return lines
 
 
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Every column in order of first appearance; full precision."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        values = (row.get(name) for name in columns)
-        writer.writerow(["" if v is None else repr(v) if isinstance(v, float) else v for v in values])
-    return text.getvalue()
-
-
 def from_csv(text: str) -> list[Row]:
     """What `to_csv` wrote: numbers by their looks, empty cells as None. ValueError for a ragged table."""
     reader = csv.DictReader(io.StringIO(text))

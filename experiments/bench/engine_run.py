@@ -62,6 +62,7 @@ class EngineWanted:
     """None: all requests at once, by the allocator's largest reservation."""
     num_runs: int = 3
     graphs: bool = True
+    shared_prefix_kernel: bool = True
     profile: bool = False
     seed: int = 0
     """Of the prompts, and of random weights."""
@@ -172,6 +173,7 @@ def engine_of(wanted: EngineWanted) -> Engine:
                 max_num_batched_tokens=wanted.max_num_batched_tokens,
                 max_model_len=wanted.longest,
                 graphs=wanted.graphs,
+                shared_prefix_kernel=wanted.shared_prefix_kernel,
             )
         )
     except DeviceUnavailable as error:

@@ -88,7 +88,8 @@ class Problem:
     slot_mapping: Tensor
     """int64 [T]: slots of the query tokens."""
     starts: Tensor
-    """int64 [S]: first row of each sequence where the same memory is read as contiguous sequences."""
+    """int64 [S]: first row of each sequence where the same memory is read as contiguous sequences; with shared tokens
+    there are no such sequences."""
     pairs: Tensor
     """int64 [S, 2]: source and destination blocks of a copy."""
     scale: float
@@ -173,13 +174,14 @@ def _tables(shape: Shape, seed: int) -> tuple[Tensor, Tensor]:
     """Block table and contiguous starts, on the CPU."""
     import torch
 
-    num_blocks = torch.tensor(shape.blocks_of)
-    firsts = num_blocks.cumsum(0) - num_blocks
-    ids = torch.arange(int(num_blocks.sum()))
+    num_blocks, shared = torch.tensor(shape.blocks_of), shape.shared_tokens // shape.block_size
+    own = num_blocks - shared
+    firsts = own.cumsum(0) - own
+    ids = torch.arange(shared + int(own.sum()))
     if shape.table == "shuffled":
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
     columns = torch.arange(int(num_blocks.max()))
-    places = (firsts[:, None] + columns).clamp(max=len(ids) - 1)
+    places = torch.where(columns < shared, columns, (firsts[:, None] + columns).clamp(max=len(ids) - 1))
     table = torch.where(columns < num_blocks[:, None], ids[places], 0)
     return table.to(torch.int32), firsts * shape.block_size
 

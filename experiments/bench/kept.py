@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import manifest, store
-from experiments.bench.engine_rows import to_csv
+from experiments.csv_text import to_csv
 from experiments.provenance import name_only
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import platform
 import subprocess
-from importlib import metadata
 from typing import Any, Final
 
+from engine.versions import version_of
 from experiments.exits import DeviceMissing
 
 VERSIONS: Final = ("numpy", "flashinfer-python", "flash_attn_interface", "vllm")
@@ -57,14 +57,6 @@ def described() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in VERSIONS if (version := version_of(name))},
     }
-
-
-def version_of(package: str) -> str | None:
-    """None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

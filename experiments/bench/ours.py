@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.bench.contestant import Entry, contiguous_rows, each
+from experiments.bench.contestant import Entry, contiguous_rows, each, written
 from experiments.bench.inputs import InputSet, Problem
+from experiments.bench.ours_shared import Shared, shared_grid
 from experiments.bench.shapes import ATTENDS, MOVES, Kernel, Shape
 
 PAGED, TWIN, TWIN_EQUAL = "pagelab", "pagelab-twin", "pagelab-twin-equal"
@@ -106,9 +107,14 @@ class Twin:
         return Entry(each(problem, call), config=written(config))
 
 
-def contestants(shape: Shape, *, sweep: bool) -> list[Paged | Twin]:
-    """Ours, and with `sweep` every configuration of the grid for paged and twin, under the same names."""
-    found: list[Paged | Twin] = [Paged(), Twin(), Twin(TWIN_EQUAL)]
+Ours = Paged | Twin | Shared
+
+
+def contestants(shape: Shape, *, sweep: bool) -> list[Ours]:
+    """Ours, and with `sweep` every configuration of the grid, under the same names."""
+    found: list[Ours] = [Paged(), Twin(), Twin(TWIN_EQUAL), Shared()]
+    if sweep and shape.shared_tokens:
+        return found + [Shared(config=config) for config in shared_grid()]
     if sweep and shape.kernel in ATTENDS:
         kinds = (Paged,) if shape.kernel == "mixed" else (Paged, Twin)
         found += [kind(config=config) for config in grid(shape) for kind in kinds]
@@ -219,12 +225,6 @@ def _mixed_grid() -> Iterator[Any]:
     yield MixedConfig(overlap="none")
     yield MixedConfig(overlap="prefill_first")
     yield MixedConfig(overlap="decode_first")
-
-
-def written(config: Any) -> str:
-    """`block_n=64 num_warps=4 ...`: what the column `config` holds."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 def _bounds(problem: Problem) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from experiments import csv_text
 from experiments.bench.shapes import Shape
 from experiments.bench.timing import Timing
 
@@ -28,7 +29,7 @@ MEANINGS: Final = {
     "context_tokens": "the longest sequence, its queries included",
     "kv_tokens": "tokens attended to, all sequences",
     "query_tokens": "T",
-    "moved_bytes": "K and V of the attended tokens once; a write or a copy: read and written",
+    "moved_bytes": "K and V of the attended tokens, shared ones once; a write or a copy: read and written",
     "num_flops": "4 x H x D for each pair of a query and a key it may see",
     "median_s": "device time of a call: median over replays of a graph of one call a set; p20_s, p80_s: percentiles",
     "bytes_per_s": "moved_bytes / median_s",
@@ -122,13 +123,7 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Every column, also empty ones; full precision."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        values = (row.get(name) for name in COLUMNS)
-        writer.writerow(["" if v is None else repr(v) if isinstance(v, float) else v for v in values])
-    return text.getvalue()
+    return csv_text.to_csv(rows, COLUMNS)
 
 
 def from_csv(text: str) -> list[Row]:

@@ -54,6 +54,8 @@ class Shape:
     layout: Layout = "kv_first"
     table: Order = "shuffled"
     dtype: str = "bfloat16"
+    shared_tokens: int = 0
+    """A decode's first tokens that are the same blocks in every sequence: whole blocks, less than any length."""
 
     def __post_init__(self) -> None:
         if len(self.seq_lens) != len(self.query_lens) or not self.seq_lens:
@@ -63,6 +65,11 @@ class Shape:
         wrong = [(q, n) for q, n in zip(self.query_lens, self.seq_lens, strict=True) if not 1 <= q <= n]
         if wrong:
             raise ValueError(f"{self.case} {self.label}: need 1 <= query <= sequence length, got {wrong[0]}")
+        if self.shared_tokens % self.block_size or not 0 <= self.shared_tokens < min(self.seq_lens):
+            raise ValueError(
+                f"{self.case} {self.label}: shared tokens fill blocks of {self.block_size} and are fewer than "
+                f"{min(self.seq_lens)}, got {self.shared_tokens}"
+            )
 
     @property
     def num_seqs(self) -> int:
@@ -86,8 +93,9 @@ class Shape:
 
     @property
     def num_blocks(self) -> int:
-        """NB: blocks of all sequences; a copy needs a source and a destination."""
-        return sum(self.blocks_of) * (2 if self.kernel == "copy" else 1)
+        """NB: blocks of all sequences, shared ones once; a copy needs a source and a destination."""
+        again = (self.num_seqs - 1) * self.shared_tokens // self.block_size
+        return (sum(self.blocks_of) - again) * (2 if self.kernel == "copy" else 1)
 
     @property
     def is_uniform(self) -> bool:
@@ -113,7 +121,7 @@ class Shape:
         """Fewest bytes through device memory: K and V that are attended to, once; in a write or copy both ways."""
         if self.kernel in MOVES:
             return 2 * self.query_tokens * self.heads.token_bytes
-        return self.kv_tokens * self.heads.token_bytes
+        return (self.kv_tokens - (self.num_seqs - 1) * self.shared_tokens) * self.heads.token_bytes
 
     @property
     def num_flops(self) -> int:

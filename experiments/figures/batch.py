@@ -44,7 +44,8 @@ def batched_requests(frame: pd.DataFrame, ax: Axes) -> pd.DataFrame:
     ax.set_ylim(len(table) - 0.5, -0.5)
     ax.set_xlim(left=0)
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel("running requests")
+    both = "iter_mean_batch_size" in table
+    ax.set_xlabel("running requests" + (" (bar: mean over time; diamond: over iterations)" if both else ""))
     return table.reset_index()
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 
 from experiments.figures.repeats import UNSET, need, over_seeds
+from experiments.figures.together import RATE
 from experiments.style import in_order, log2_axis, look_of
-from sim.metrics import ENGINE_METRICS, METRICS
+from sim.metrics import ENGINE_METRICS, METRICS, RESIDENCY_METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,10 @@ def plot_variables(frame: pd.DataFrame, var_x: str, var_y: str, curve_by: str | 
 
 def axis_label(column: str) -> str:
     """The metric's name and unit; simulated latencies say so."""
+    if column == RATE:
+        return "requests per second"
     metric = next((m for m in METRICS if m.name == column), None)
+    metric = metric or next((m for m in RESIDENCY_METRICS if m.name == column), None)
     if measured := next((m for m in ENGINE_METRICS if m.name == column), None):
         return f"{measured.label} ({measured.unit})"
     if metric is None:

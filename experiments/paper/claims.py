@@ -2,8 +2,8 @@
 
 Only a claim that was measured and lies within its tolerance passes. A number that something here was fitted to is
 `calibrated`, not passed, while the fit holds; one that hangs on what is not modelled is `reported`, with the reason,
-and not judged; one whose code does not exist is `not yet`; one that needs what this machine lacks (torch, a device) is
-`not here`.
+and not judged; one whose code does not exist is `not yet`; one that needs what this machine lacks (torch, a device, a
+file that is not ours to ship) is `not here`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Claim:
     metric: str
     """What the number is, in words."""
     expected: float | None
-    """None where no single number is published; only claims that are not measured may have none."""
+    """None where no single number is published; only claims that are not measured, or just reported, may have none."""
     unit: str = ""
     tolerance: float = 0.0
     """Largest |got - expected| that passes, in `unit`."""
@@ -61,6 +61,8 @@ class Result:
     """What belongs to this measurement, such as the time-weighted value."""
     lacking: str = ""
     """What this machine lacks to measure it; empty where it was measured, or where no code exists."""
+    needs_file: bool = False
+    """Whether what is lacking is a file that the caller can name."""
 
     @property
     def verdict(self) -> Verdict:
@@ -68,10 +70,10 @@ class Result:
         claim = self.claim
         if self.lacking:
             return "not here"
+        if self.got is not None and claim.why_reported:
+            return "reported"
         if self.got is None or claim.expected is None:
             return "not yet"
-        if claim.why_reported:
-            return "reported"
         slack = 1e-9 * max(1.0, abs(claim.expected))
         beyond = self.got - claim.expected if claim.at_most else abs(self.got - claim.expected)
         if not beyond <= claim.tolerance + slack:
@@ -119,6 +121,11 @@ def over_seeds(claim: Claim, values: Sequence[float], note: str = "") -> Result:
 def not_here(claim: Claim, lacking: str) -> Result:
     """A claim that could be measured, but not on this machine."""
     return Result(claim, None, lacking=f"not measured here: {lacking}")
+
+
+def without_file(claim: Claim, needed: str) -> Result:
+    """A claim about a file that nobody named."""
+    return Result(claim, None, lacking=f"not measured: needs {needed}", needs_file=True)
 
 
 def not_yet(claim: Claim) -> Result:

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from experiments.holding import Held
 
 
-def _caption(lab: Lab, name: str, *parts: str) -> str:
+def bars_said(frame: pd.DataFrame) -> str:
+    """What error bars are, where there are any: `frame` has a row a run."""
+    return " Bars are the standard deviation over seeds." if frame["seed"].nunique() > 1 else ""
+
+
+def caption_of(lab: Lab, name: str, *parts: str) -> str:
+    """Where a figure comes from, and the command."""
     many = seeds(lab)
     words = ["pagelab reproduce", name, *(["--quick"] if lab.quick else [])]
     shown = f"seeds 0 to {many[-1]}" if len(many) > 1 else "seed 0"
@@ -56,9 +62,8 @@ def variance(lab: Lab) -> list[Picture]:
             "waste_vs_variance",
             "What the spread of lengths does to live memory (4.1.2)",
             "All points have the same mean lengths; to the right they differ more and more. Contiguous allocators lose "
-            "live memory, most where requests come and go all the time; paging does not. Bars are the standard "
-            "deviation over seeds.",
-            _caption(lab, "waste_vs_variance", ", ".join(loads), f"lognormal, {means}", pool, "step model paper-13b"),
+            "live memory, most where requests come and go all the time; paging does not." + bars_said(frame),
+            caption_of(lab, "waste_vs_variance", ", ".join(loads), f"lognormal, {means}", pool, "step model paper-13b"),
             draw,
         )
     ]
@@ -96,7 +101,7 @@ def bound(lab: Lab) -> list[Picture]:
             "33 requests in 54 GB, and what each allocator sustains (4.1.1)",
             "The dashed line is the chapter's upper bound. A reservation of the longest request meets it whatever "
             "arrives; paging runs more even of the longest requests, as not all are at their full length at once.",
-            _caption(lab, "upper_bound", f"n = {many}, all waiting", f"{upper_bound.NUM_BLOCKS:,} blocks of {BLOCK}"),
+            caption_of(lab, "upper_bound", f"n = {many}, all waiting", f"{upper_bound.NUM_BLOCKS:,} blocks of {BLOCK}"),
             lambda canvas: _bars(held, upper_bound.CLAIMED, canvas),
             2.4,
         )
@@ -115,7 +120,7 @@ def conversations(lab: Lab) -> list[Picture]:
             "32 conversations in 6 GB, as estimated and as held (4.8)",
             "The dashed line is the concurrency that the estimate of 2,112 of 2,457 blocks allows, and that is allowed "
             "to run. Paging reaches it; the same blocks hold half as many reservations, or an eighth.",
-            _caption(lab, "concurrency", f"n = {concurrency.NUM_REQUESTS}, all waiting", pool, "steps of 20 ms"),
+            caption_of(lab, "concurrency", f"n = {concurrency.NUM_REQUESTS}, all waiting", pool, "steps of 20 ms"),
             lambda canvas: _bars(held, asked or 0, canvas),
             2.4,
         )

@@ -11,8 +11,9 @@ from experiments.figures.panels import legend_of
 from experiments.paper import fig1, fig2, fig13a, fig13b, fig18b_memory, rates
 from experiments.paper.block_size import CAPACITY_TOKENS
 from experiments.paper.experiment import Picture
-from experiments.paper.judgement_pictures import JUDGEMENTS
+from experiments.paper.judgement_pictures import JUDGEMENTS, bars_said
 from experiments.paper.panels import PANELS, Panel
+from experiments.paper.pressure_pictures import PRESSURE
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
 from sim.cost import PAPER_MODELS
 from workloads import Trace, named_trace
@@ -35,12 +36,16 @@ def command(lab: Lab, name: str) -> str:
 def caption(
     lab: Lab, name: str, trace: Trace, frame: pd.DataFrame, pool: str = POOL, step_model: str = "paper-13b"
 ) -> str:
-    """`trace` is that of the first seed (and rate); `frame` has a row a run."""
+    """`trace` is that of the first seed (and rate); `frame` has a row a run, with `rate_per_s` where that varies."""
     low, high = int(frame["num_requests"].min()), int(frame["num_requests"].max())
     seeds = sorted(set(frame["seed"].astype(int)))
     many = counted(low if low == high else f"{low:,} to {high:,}", "request")
     arrivals, lengths = trace.source["arrival"], trace.source["lengths"]
     digest = f"sha256 {trace.sha256()[:12]} at seed {seeds[0]}"
+    if "rate_per_s" in frame:
+        least, most = frame["rate_per_s"].min(), frame["rate_per_s"].max()
+        digest += f" and {arrivals.rpartition(' at ')[2]}"
+        arrivals = f"{arrivals.rpartition(' at ')[0]} at {least:g} to {most:g}/s"
     parts = [
         f"n = {many} a run",
         f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}",
@@ -118,7 +123,9 @@ def _fig13(lab: Lab, name: str, keys: Sequence[RunKey], title: str, claim: str) 
         return batched_requests(frame, canvas.subplots())
 
     line = caption(lab, name, named_trace(keys[0].workload, 0, dict(lab.lengths)), frame)
-    return [Picture(name, title, claim, line, draw, 2.3)]
+    means = " Coloured bars are means over time, diamonds means over iterations, which is what the paper has."
+    spread = bars_said(frame).replace("Bars", "Black lines")
+    return [Picture(name, title, claim + means + spread, line, draw, 2.3)]
 
 
 def _fig13a(lab: Lab) -> list[Picture]:
@@ -172,7 +179,7 @@ def _fig12(panel: Panel, lab: Lab) -> list[Picture]:
             "Each curve is flat until a system can no longer keep up; then latency runs away. The further right that "
             "is, the more load the same memory carries: rings, and numbers in the legend, are the rates at "
             f"{rates.THRESHOLD_S:g} s a token, the dashed line. The scale is logarithmic. Right: tokens a second stop "
-            "growing at the same place. Bars are the standard deviation over seeds.",
+            "growing at the same place." + bars_said(frame),
             caption(lab, panel.name, trace, frame, pool, panel.step_model),
             draw,
         )
@@ -213,5 +220,6 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig13b": _fig13b,
     "fig18b": _fig18b,
     **JUDGEMENTS,
+    **PRESSURE,
 }
 """By experiment, in the order of the page."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
+from experiments.paper.cache_lab import CacheLab
 from experiments.paper.kernels import KernelLab
 from experiments.presets import PRESETS
 from sim import metrics
@@ -132,6 +133,8 @@ class Lab:
     jobs: int = 1
     kernels: KernelLab = field(default_factory=KernelLab)
     """Where measurements of kernels come from."""
+    cached: CacheLab = field(default_factory=CacheLab)
+    """The trace and the sizes of bare prefix caches."""
     _done: dict[Key, Measured] = field(default_factory=dict)
     _once: dict[str, Any] = field(default_factory=dict)
 

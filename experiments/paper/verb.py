@@ -13,6 +13,7 @@ from experiments.exits import BUG, NO_DEVICE, UsageError
 from experiments.paper import later, show
 from experiments.paper.alignment import ALIGNMENT
 from experiments.paper.block_size import BLOCK_SIZE
+from experiments.paper.cache_lab import CacheLab
 from experiments.paper.caching_allocator import CACHING_ALLOCATOR
 from experiments.paper.chapter import CHAPTER
 from experiments.paper.claims import Result
@@ -29,8 +30,12 @@ from experiments.paper.fig13b import FIG13B
 from experiments.paper.fig18a import FIG18A, KERNEL_BLOCK_SIZE
 from experiments.paper.fig18b import FIG18B
 from experiments.paper.kernels import KernelLab
+from experiments.paper.mooncake import MOONCAKE
 from experiments.paper.online_softmax import ONLINE_SOFTMAX
+from experiments.paper.prefix_overhead import PREFIX_OVERHEAD
+from experiments.paper.pressure import GATE_STORM, WATERMARK
 from experiments.paper.runs import NUM_QUICK_SEEDS, NUM_SEEDS, Lab, Pairs
+from experiments.paper.shared_prefix import SHARED_PREFIX_DECODE
 from experiments.paper.table1 import TABLE1
 from experiments.paper.table_bytes import TABLE_BYTES
 from experiments.paper.upper_bound import UPPER_BOUND
@@ -46,6 +51,8 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         *(FIG1, FIG2, FIG3, FIG6, FIG7, FIG11, TABLE1, *FIG12, FIG13A, FIG13B, BLOCK_SIZE, CHAPTER),
         *(UPPER_BOUND, WASTE_VS_VARIANCE, CONCURRENCY, ALIGNMENT, TABLE_BYTES),
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
+        SHARED_PREFIX_DECODE,
+        *(MOONCAKE, GATE_STORM, WATERMARK, PREFIX_OVERHEAD),
     )
 }
 NAMES: Final = (*EXPERIMENTS, *later.LATER)
@@ -71,10 +78,12 @@ def reproduce(
     seeds: int | None = None,
     jobs: int = 1,
     kernels: Path | None = None,
+    trace: Path | None = None,
+    cache_blocks: Sequence[int] = (),
     out: Path | None = None,
 ) -> int:
-    """Exit code: 0 nothing missed, 1 a figure failed, 3 only names that are not measured yet, 4 a miss, 6 only what
-    this machine lacks something for; UsageError for unknown names.
+    """Exit code: 0 nothing missed, 1 a figure failed, 3 only names that are not measured yet or whose file was not
+    named, 4 a miss, 6 only what this machine lacks something for; UsageError for unknown names.
 
     No name, or `all`, means everything. `seeds` is their number (10, or 3 with `quick`). Tables, or exactly one JSON
     object, go to standard output, everything else to standard error; JSON, figures and a page also into `out`.
@@ -82,6 +91,7 @@ def reproduce(
     try:
         chosen = _chosen(names)
         lab = _lab(quick, lengths or {}, seeds, jobs, KernelLab(kernels, quick))
+        lab.cached = CacheLab.of(trace, cache_blocks)
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     if out is not None:
@@ -95,7 +105,7 @@ def reproduce(
     code = exit_code(results)
     if out is not None and _write(out, sections, lab):
         code = BUG
-    if code == NOTHING_MEASURED:
+    if code == NOTHING_MEASURED and set(chosen) <= set(later.LATER):
         _say(f"nothing was measured: no code yet for {', '.join(chosen)}")
     for lacking in dict.fromkeys(result.lacking for result in results if result.lacking):
         _say(lacking)
@@ -126,7 +136,7 @@ def exit_code(results: Sequence[Result]) -> int:
     verdicts = {result.verdict for result in results}
     if "miss" in verdicts:
         return MISSED
-    if verdicts == {"not here"}:
+    if verdicts == {"not here"} and not all(result.needs_file for result in results):
         return NO_DEVICE
     return NOTHING_MEASURED if verdicts <= {"not yet", "not here"} else OK
 
@@ -153,6 +163,7 @@ def document(sections: Sequence[Section], lab: Lab) -> dict[str, Any]:
         "num_seeds": lab.num_seeds,
         "kernels": lab.kernels.stored.name if lab.kernels.stored else None,
         "lengths": {name: "given" if lab.is_real(name) else "stand-in" for name in LENGTH_SETS},
+        "trace": lab.cached.trace.name if lab.cached.trace is not None else None,
         "claims": [result.to_dict() for result in results],
         "deviations": {key: DEVIATIONS[key] for key in used},
         "tables": [table.to_dict() for section in sections for table in section.tables],

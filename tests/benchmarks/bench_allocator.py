@@ -14,6 +14,7 @@ from engine.core.contiguous import ContiguousAllocator
 from engine.core.paged import PagedAllocator
 from engine.core.request import Request, Status
 from engine.core.slots import slot_mapping, slot_of
+from experiments.bench.block_costs import CASES
 from tests.benchmarks.measuring import Report
 
 SIZE = 16
@@ -74,6 +75,13 @@ def test_allocate_extend_free(benchmark: BenchmarkFixture, report: Report, case:
     assert stats.num_free == 256
     assert (stats.num_evictions > 0) == (case != "no cache")
     per_block(benchmark, report, f"come, {'grow, ' if prompt < WHOLE else ''}go; {case}", WHOLE // SIZE)
+
+
+@pytest.mark.benchmark(group="allocator, targeted: the block pool alone")
+@pytest.mark.parametrize("case,batch", [(case, batch) for case, (_, batches) in CASES.items() for batch in batches])
+def test_block_pool(benchmark: BenchmarkFixture, report: Report, case: str, batch: int) -> None:
+    benchmark(CASES[case][0](batch))
+    per_block(benchmark, report, f"pool, {case}, batches of {batch}", batch)
 
 
 @pytest.mark.benchmark(group="allocator, targeted: prefix lookup of 4,096 tokens")

@@ -44,6 +44,7 @@ class FakeConfig:
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
     graphs: bool = True
+    shared_prefix_kernel: bool = True
 
 
 class FakeEngineError(ValueError):

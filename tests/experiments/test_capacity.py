@@ -120,8 +120,11 @@ def _admitted(name):
         (("--concurrency", "32"), "--mean-output-len"),
         (("--simulate",), "--mean-prompt-len"),
         (("--mean-prompt-len", "5"), "--mean-output-len"),
-        (("--mean-prompt-len", "0", "--mean-output-len", "5"), "positive mean_prompt_tokens"),
-        (("--mean-prompt-len", "5", "--mean-output-len", "5", "--concurrency", "0"), "concurrency of at least 1"),
+        (("--mean-prompt-len", "5", "--mean-output-len", "5", "--concurrency", "0"), "--concurrency is the requests"),
+        (("--mean-prompt-len", "4000", "--mean-output-len", "97", "--max-model-len", "4096"), "4,096 tokens of --max"),
+        (("--rule", "chapter", "--num-blocks", "100"), "kv.num_blocks both set the capacity"),
+        (("--rule", "default", "--capacity-rule", "chapter-gib"), "kv.capacity_rule=chapter-gib both set the capacity"),
+        (("--kv-tokens", "4096", "--headroom-gb", "2"), "kv_tokens pins the capacity, headroom_bytes would size it"),
         (("--rule", "chapter", "--gpu-memory-utilization", "0.9"), "has its own utilization"),
         (("--rule", "sosp23", "--headroom-gb", "2"), "has its own headroom"),
         (("--rule", "sosp23", "--kv-dtype", "fp8"), "in 16 bits"),
@@ -141,3 +144,46 @@ def test_the_chapters_headroom_may_be_another(pagelab, strict_object):
 
     assert less["budget_bytes"] == 15 * 2**29
     assert less["num_blocks"] == 15 * 2**29 // (16 * 163_840)
+
+
+@pytest.mark.parametrize("flag", ["--mean-prompt-len", "--mean-output-len"])
+@pytest.mark.parametrize("value", ["0", "-1", "0.99", "nan", "inf", "-inf", "1e400"])
+def test_a_length_is_at_least_a_token(pagelab, flag, value):
+    other = {"--mean-prompt-len": "5", "--mean-output-len": "5"} | {flag: value}
+    done = pagelab("capacity", *(word for pair in other.items() for word in pair))
+
+    assert (done.code, done.out) == (2, "")
+    assert f"{flag} is in tokens, at least 1" in done.err
+
+
+@pytest.mark.parametrize("rule", ["default", "chapter-gib", "chapter-gb", "chapter-mixed", "sosp23"])
+def test_the_configurations_rule_is_the_rule(pagelab, strict_object, tmp_path, rule):
+    """By flag and by file alike, and the same blocks as a run gets."""
+    model = ("-m", "opt-13b", "--gpu", "a100-40g", "--max-model-len", "2048", "--json")
+    (tmp_path / "pool.toml").write_text(f'[kv]\ncapacity_rule = "{rule}"\n', encoding="utf-8")
+    by_flag = strict_object(pagelab("capacity", "--capacity-rule", rule, *model).out)
+    by_file = strict_object(pagelab("capacity", "-c", "pool.toml", *model).out)
+    run = strict_object(pagelab("run", "--capacity-rule", rule, "--num-requests", "3", *model).out)
+
+    assert by_flag == by_file
+    assert (by_flag["rule"], by_flag["num_blocks"]) == (rule, run["capacity"]["num_blocks"])
+
+
+def test_memory_alone_decides_what_a_replay_holds(pagelab, strict_object):
+    """Short requests in a pool for 1,000 of them: one that never ends its decoding fast enough is no shortage."""
+    load = ("--mean-prompt-len", "100", "--mean-output-len", "20", "--concurrency", "600")
+    words = ("capacity", "-m", "llama-3-70b", "--tp", "2", "--kv-tokens", "128000", *load, "--allocator", "paged")
+    answer = strict_object(pagelab(*words, "--simulate", "--json").out)
+    equal = {row["limit"]: row for row in answer["held"] if row["workload"] == "cv 0"}
+
+    assert answer["demand"]["fits"][0]["fits"]
+    assert (equal[600]["mean_running"], equal[600]["holds"]) == (600, True)
+    assert equal[None]["used_frac"] > 0.9
+
+
+def test_a_replay_that_would_take_hours_is_refused(pagelab):
+    load = ("--mean-prompt-len", "1", "--mean-output-len", "1")
+    done = pagelab("capacity", "-m", "llama-3-8b", *load, "--simulate")
+
+    assert done.code == 2
+    assert "would have to be replayed, more than 40,000" in done.err

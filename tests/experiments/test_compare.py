@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from experiments import trace_lengths
-from experiments.arriving import given
+from experiments.arriving import arrive
+from experiments.settings import Workload
 from workloads import Trace
 
 RUN_KEYS = """
@@ -257,10 +258,10 @@ def test_the_lengths_of_the_trace_are_kept(small, tmp_path):
 def test_of_a_very_long_trace_a_fixed_sample_of_lengths_is_kept(monkeypatch):
     trace = Trace.build(range(50), range(1, 51), range(1, 51))
     monkeypatch.setattr(trace_lengths, "MOST_ROWS", 10)
-    kept = trace_lengths.lengths_csv(given(trace, 3))
-    assert kept == trace_lengths.lengths_csv(given(trace, 3))
+    kept = trace_lengths.lengths_csv(arrive(Workload(), 3, 1, trace))
+    assert kept == trace_lengths.lengths_csv(arrive(Workload(), 3, 1, trace))
     assert len(set(kept.splitlines())) == 11
-    assert trace_lengths.entry_of(given(trace, 3))["rows"].startswith("a random sample")
+    assert trace_lengths.entry_of(arrive(Workload(), 3, 1, trace))["rows"].startswith("a random sample")
 
 
 def test_repeats_take_consecutive_seeds_and_a_file_has_none(small, pagelab, strict_object):

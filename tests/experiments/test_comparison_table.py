@@ -99,3 +99,12 @@ def test_repeats_are_one_row_with_their_spread():
     assert text.count("paged") == 1
     assert "32.0 ±2.8" in text
     assert mean_sd([row("paged", None, None)], "kv_live_frac") == (None, None)
+
+
+def test_a_table_says_what_its_rates_leave_out():
+    """Tokens behind the window are in no column: said where there are any worth it, and only there."""
+    window = {"window_start_s": 0.0, "window_stop_s": 100.0, "window_kind": "arrivals"}
+    for last, said in ((100.0, False), (100.9, False), (140.0, True)):
+        text = printed(table([row("paged", 0.9, 5.0, makespan_s=last, **window)], width=120), 120)
+        assert ("tok/s are over the arrivals, 0 to 100 s; work went on to 140 s" in text) is said
+    assert "tok/s are over" not in printed(table([row("paged", 0.9, 5.0)], width=120), 120)

@@ -94,6 +94,70 @@ def test_a_model_without_the_weights_that_it_needs_is_exit_2(pagelab, traces, ti
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "name,said",
+    [
+        ("nowhere/at/all", "no such file or folder"),
+        ("./nowhere", "no such file or folder"),
+        ("nowhere.gguf", "no such file"),
+        ("nowhere/config.json", "no such file or folder"),
+        ("empty", "the folder has no config.json"),
+        ("lama-3-8b", "did you mean llama-3-8b"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sim", "cpu"])
+def test_a_model_that_is_not_there_is_told_from_an_unknown_name(pagelab, traces, tmp_path, name, said, backend):
+    (tmp_path / "empty").mkdir()
+    done = pagelab("run", "--trace", traces / "open.csv", *POOL, "-m", name, "--backend", backend, "-o", "out")
+
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert "known:" not in done.err
+
+
+def test_weights_without_room_are_refused_before_one_is_made(pagelab, traces, tiny_model, monkeypatch):
+    """Also a model of 140 GB, which a machine that tried would not survive."""
+    from engine.worker import budget
+
+    words = ("run", "--trace", traces / "open.csv", *POOL, "--backend", "cpu", "--weights-seed", "0", "--json")
+    monkeypatch.setattr(budget, "memory_of", lambda device: (10**9, 10**10))
+    large = pagelab(*words, "-m", "llama-3-70b")
+    monkeypatch.setattr(budget, "memory_of", lambda device: (1, 10**10))
+    tiny = pagelab(*words, "-m", tiny_model)
+
+    assert (large.code, tiny.code) == (2, 2)
+    assert "its weights alone are 282,214,825,984 bytes, but cpu has 1,000,000,000 of 10,000,000,000 free" in large.err
+    assert "but cpu has 1 of" in tiny.err
+
+
+def test_a_comparison_on_a_cpu_says_that_its_times_rank_nothing(pagelab, traces, tiny_model, strict_object):
+    words = (
+        "--trace",
+        traces / "closed.csv",
+        *POOL,
+        "--weights-seed",
+        "0",
+        "--backend",
+        "cpu",
+        "-m",
+        tiny_model,
+        "--json",
+    )
+    several = strict_object(pagelab("compare", *words, "--allocator", "paged,orca-max", "--kernel", "paged").out)
+    single = strict_object(pagelab("run", *words).out)
+
+    assert any("rank nothing" in note for note in several["notes"])
+    assert not any("rank nothing" in note for note in single["notes"])
+
+
+def test_what_only_a_simulation_has_is_refused_by_its_flag(pagelab, traces, tiny_model):
+    words = ("run", "--trace", traces / "open.csv", *POOL, "--backend", "cpu", "-m", tiny_model)
+    for flag, value in (("--tp", "2"), ("--pp", "2"), ("--step-model", "roofline"), ("--kv-cache-dtype", "fp8")):
+        done = pagelab(*words, flag, value)
+        assert done.code == 2
+        assert f"{flag}: " in done.err
+
+
 @pytest.mark.slow
 def test_smollm2_serves_a_trace_from_its_gguf_file(pagelab, traces, strict_object):
     if smollm2.find() is None:

@@ -192,7 +192,7 @@ def test_a_mix_of_clients_is_made_from_a_file(pagelab, strict_object, tmp_path):
     assert strict_object(pagelab("trace", "inspect", "m.csv", "--json").out)["num_requests"] == 200
     assert (tmp_path / "m.csv").read_text().splitlines()[1:] == (tmp_path / "n.csv").read_text().splitlines()[1:]
     both = pagelab("trace", "synth", "o.csv", "--clients", "mix.toml", "--cv", "2")
-    assert "leave cv out" in both.err
+    assert "leave --cv out" in both.err
 
 
 @pytest.mark.parametrize(
@@ -239,3 +239,30 @@ def test_a_file_goes_round_where_that_is_asked_for(pagelab, small, strict_object
     assert (refused.code, again.code) == (2, 0)
     assert "the trace holds 40; ask for fewer, or say --repeat" in refused.err
     assert '"num_requests": 50' in again.out
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (("--arrivals", "on-off:3"), "expected ON_S,OFF_S, got '3'"),
+        (("--arrivals", "on-off:1,2,3"), "expected ON_S,OFF_S, got '1,2,3'"),
+        (("--arrivals", "piecewise:"), "expected RATE@S,RATE@S,..., got ''"),
+        (("--arrivals", "piecewise:2@3@4"), "expected RATE@S,RATE@S,..., got '2@3@4'"),
+        (("--arrivals", "nope"), "--arrivals: need one of"),
+        (("--lengths", "fixed:5"), "expected IN,OUT, got '5'"),
+        (("--lengths", "uniform:1-2-3,4-5"), "expected LOW-HIGH, got '1-2-3'"),
+        (("--lengths", "lognormal:3,4"), "expected MU/SIGMA, got '3'"),
+        (("--lengths", "lognormal:nan/1,2/3"), "finite mu and sigma"),
+        (("--lengths", "lognormal:1/inf,2/3"), "finite mu and sigma"),
+        (("--request-rate", "0"), "finite --request-rate, got 0"),
+        (("--request-rate", "nan"), "finite --request-rate, got nan"),
+        (("--arrivals", "gamma", "--cv", "-1"), "finite --cv, got -1"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_says_the_flag_and_its_shape(pagelab, tmp_path, words, said):
+    done = pagelab("trace", "synth", "t.csv", *words)
+
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert "unpack" not in done.err
+    assert not (tmp_path / "t.csv").exists()

@@ -1,5 +1,6 @@
 """The smaller verbs, and what the command line itself answers."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -37,6 +38,8 @@ from workloads import FORMATS
         ("compare", "--jobs", "0"),
         ("report", "missing"),
         ("map", "missing"),
+        ("map", ".", "--at", "nan"),
+        ("map", ".", "--at", "-1"),
         ("plot", "missing"),
         ("validate", "missing"),
         ("capacity", "--rule", "best"),
@@ -255,3 +258,59 @@ def test_the_report_is_the_last_word_and_in_the_manifest(small, pagelab, tmp_pat
     assert "report.html" in manifest["derived_files"]
     assert pagelab("report", "out").code == 0
     assert pagelab("validate", "out").code == 0
+
+
+@pytest.mark.parametrize("given", ["sizes", "./sizes", "sizes/config.json", "absolute"])
+def test_a_resolved_configuration_runs_from_anywhere(small, pagelab, tmp_path, monkeypatch, strict_object, given):
+    """However the model's folder was named, the copy in the results names it from there."""
+    (tmp_path / "sizes").mkdir()
+    shape = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 256, "max_position_embeddings": 2048}
+    (tmp_path / "sizes" / "config.json").write_text(json.dumps({**shape, **more}), encoding="utf-8")
+    name = str(tmp_path / "sizes") if given == "absolute" else given
+    first = small("run", "-m", name, "-o", "out", "--no-report")
+    assert first.code == 0, first.err
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = pagelab("run", "-c", "../out/config.resolved.toml", "--json")
+
+    assert again.code == 0, again.err
+    assert strict_object(again.out)["runs"][0]["num_finished"] == 40
+
+
+def test_results_at_several_rates_are_one_picture(small, pagelab, strict_object, tmp_path):
+    """Latency and throughput against rate on a trace of one's own: a folder a rate, the point of each its own."""
+    for rate in ("2", "8"):
+        small("compare", "-o", f"at-{rate}", "--allocator", "paged,orca-max", "--request-rate", rate, "--no-report")
+    for column in ("mean_normalized_latency_s", "output_tok_per_s"):
+        words = ("--var-x", "rate_per_s", "--var-y", column, "-o", f"{column}.png", "--json")
+        points = strict_object(pagelab("plot", "at-2", "at-8", *words).out)["points"]
+        stored = [
+            (row["allocator"], float(row[column]))
+            for rate in ("2", "8")
+            for row in csv.DictReader((tmp_path / f"at-{rate}" / "summary.csv").read_text("utf-8").splitlines())
+        ]
+
+        drawn = sorted((point["allocator"], point[column]) for point in points)
+        assert [name for name, _ in drawn] == [name for name, _ in sorted(stored)]
+        assert [value for _, value in drawn] == pytest.approx([value for _, value in sorted(stored)])
+        assert {round(point["rate_per_s"]) for point in points} == {2, 8}
+        assert (tmp_path / f"{column}.png").exists()
+    assert pagelab("validate", "at-2").code == 0
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (("at", "at", "-o", "x.png"), "a folder is named twice"),
+        (("at", "at/../at"), "say where the picture goes"),
+        ((), "name a folder"),
+        (("at", "missing", "-o", "x.png"), "no summary.csv here"),
+    ],
+)
+def test_folders_that_cannot_share_a_picture_are_refused(small, pagelab, words, said):
+    small("run", "-o", "at", "--no-report")
+    done = pagelab("plot", *words)
+
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err

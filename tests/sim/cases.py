@@ -125,6 +125,8 @@ def random_trace(rng: Random, max_model_len: int, content: str) -> tuple[Trace, 
             "block_scope": "content",
             "block_partial": "ceil",
         }
+    elif content == "runs":
+        extra = {"block_size": 1, "block_scope": "runs", "block_partial": "floor", **random_runs(rng, prompts)}
     elif content == "tokens":
         streams = [[rng.randrange(2) for _ in range(4 * max_model_len + 64)] for _ in range(rng.choice((1, 1, 2)))]
         tokens = [list(rng.choice(streams)[: p + max(n, 1)]) for p, n in zip(prompts, outputs, strict=True)]
@@ -135,8 +137,28 @@ def random_trace(rng: Random, max_model_len: int, content: str) -> tuple[Trace, 
         limit_tokens=limits,
         priority=[rng.randrange(3) for _ in stamps],
         **extra,
+        **(random_turns(rng, outputs) if rng.random() < 0.3 else {}),
     )
     return trace, tokens
+
+
+def random_turns(rng: Random, outputs: list[int]) -> dict[str, list[int]]:
+    """Rows that come after an earlier one's end: at once, after a step's time, or later; several after one, too."""
+    parent = [rng.choice((-1, *range(row)[-4:])) for row in range(len(outputs))]
+    after = [p >= 0 and outputs[p] > 0 and rng.random() < 0.8 for p in parent]
+    return {"parent": parent, "delay_ns": [rng.choice((0, 0, 1, 1_000, 4_000, 30_500)) if a else -1 for a in after]}
+
+
+def random_runs(rng: Random, prompts: list[int]) -> dict[str, list[int]]:
+    """Prompts of one to three of a few texts, so that beginnings are equal, answers among them."""
+    runs, offsets = list[int](), [0]
+    for left in prompts:
+        while left:
+            count = left if offsets[-1] + 4 <= len(runs) else rng.choice((min(left, 4), left))
+            runs += [rng.randrange(2), count]
+            left -= count
+        offsets.append(len(runs))
+    return {"block_ids": runs, "block_offsets": offsets}
 
 
 def random_case(seed: int, allocator: str | None = None) -> Case:
@@ -144,7 +166,7 @@ def random_case(seed: int, allocator: str | None = None) -> Case:
     rng = Random(seed)
     name, pool = random_pool(rng, allocator)
     limits = random_limits(rng, pool.max_model_len)
-    trace, tokens = random_trace(rng, pool.max_model_len, rng.choice(("none", "blocks", "tokens")))
+    trace, tokens = random_trace(rng, pool.max_model_len, rng.choice(("none", "blocks", "tokens", "runs")))
     end = rng.choice((None, None, None, rng.randint(1, 60)))
     window = rng.choice((None, None, sorted((rng.randint(0, 20), rng.randint(21, 60)))))
     spec = RunSpec(
@@ -155,6 +177,7 @@ def random_case(seed: int, allocator: str | None = None) -> Case:
         final_token_has_slot=rng.random() < 0.2,
         window_s=None if window is None else (window[0] * 1e-6, window[1] * 1e-6),
         end_s=None if end is None else end * 1e-6,
+        max_concurrency=rng.choice((*[None] * 6, 1, 2, 5)),
     )
     return Case(seed, spec, trace, random_model(rng), tokens, rng.choice((0, 1, US // 4)))
 

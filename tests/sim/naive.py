@@ -17,6 +17,7 @@ from sim import simulate as simulate_module
 from sim.arrivals import LengthLimits
 from sim.cost import Features
 from tests.sim.cases import Case, free_queue, prepared
+from tests.sim.naive_arrivals import NaiveArrivals
 from tests.sim.naive_paged import NaivePaged
 from tests.sim.naive_request import NaiveRequest
 
@@ -50,24 +51,21 @@ class NaiveReplay:
         lengths = LengthLimits(self.limits.max_model_len, self.capacity * self.size, spec.too_long)
         with prepared(case):
             made = [NaiveRequest(r) for r in simulate_module.requests_of(case.trace, lengths, self.rows.append)]
-        self.to_come = [r for r in made if not self.turned_away(r)]
+        self.outside = NaiveArrivals(case.trace, made, spec.max_concurrency, self.never_fits)
+        self.rows += [r.to_row("rejected", -1) for r in self.outside.rejected]
 
-    def turned_away(self, request: NaiveRequest) -> bool:
+    def never_fits(self, request: NaiveRequest) -> bool:
         too_long = request.num_prompt_tokens + request.max_tokens > self.limits.max_model_len
-        if too_long or self.pool.refuses_forever(request):
-            self.rows.append(request.to_row("rejected", -1))
-            return True
-        return False
+        return too_long or bool(self.pool.refuses_forever(request))
 
     # time -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
         now = 0
         while self.end is None or now < self.end:
-            while self.to_come and self.to_come[0].arrival <= now:
-                self.arrive()
+            self.arrive(now)
             if not self.running and not self.waiting:
-                bounds = [r.arrival for r in self.to_come[:1]] + [self.end] * (self.end is not None)
+                bounds = [r.arrival for r in self.outside.known[:1]] + [self.end] * (self.end is not None)
                 if not bounds:
                     break
                 self.idle(now, min(bounds))
@@ -76,15 +74,15 @@ class NaiveReplay:
             now, cut = self.step(now)
             if cut:
                 break
-        while self.to_come:
-            self.arrive()
-        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting]
-        return self.seen(now if self.end is None else min(now, self.end))
+        last = now if self.end is None else min(now, self.end)
+        self.arrive(last if self.spec.max_concurrency is not None else None)
+        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + self.outside.outside]
+        return self.seen(last)
 
-    def arrive(self) -> None:
-        request = self.to_come.pop(0)
-        self.starts.append(request.arrival)
-        self.enqueue(request)
+    def arrive(self, until: int | None) -> None:
+        while (request := self.outside.pop(until, len(self.running + self.waiting))) is not None:
+            self.starts.append(request.arrival)
+            self.enqueue(request)
 
     def enqueue(self, request: NaiveRequest) -> None:
         self.waiting.append(request)
@@ -122,7 +120,10 @@ class NaiveReplay:
             request.known += 1
             if request.first_token < 0:
                 request.first_token = end
-        for request in [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]:
+        done = [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]
+        for request in done:
+            self.arrive(end - 1)
+            self.outside.ended(end, request, len(self.running + self.waiting))
             self.release(request)
             status = "truncated" if request.max_tokens < request.oracle else "finished"
             self.rows.append(request.to_row(status, end))

@@ -18,9 +18,10 @@ from sim.cost_executor import CostExecutor
 from sim.integrals import Integrals
 from sim.pool_state import PoolState
 from sim.recorder import Recorder
-from sim.replay import Arrivals, Replay
+from sim.replay import Replay
 from sim.row_store import RowStore
 from sim.rows import Progress
+from sim.sessions import Arrivals
 from sim.simulate import Run, RunSpec, Simulation, simulate
 from tests.sim.laws import LAWS, STEP, US, Observed, observe
 from tests.sim.planting import instead, with_line
@@ -58,8 +59,8 @@ def a_finished_request_leaves_no_row() -> AbstractContextManager[Any]:
 
 
 def an_arrival_is_noted_but_not_queued() -> AbstractContextManager[Any]:
-    line = "self._scheduler.add(self._next)"
-    return with_line(Arrivals, "enqueue_until", line, f"self._next.request_id == 40 or {line}")
+    line = "self._scheduler.add(request)"
+    return with_line(Arrivals, "enqueue_until", line, f"request.request_id == 40 or {line}")
 
 
 def what_a_preemption_loses_is_not_counted() -> AbstractContextManager[Any]:

@@ -20,21 +20,13 @@ from sim.recorded_executor import RecordedExecutor, Recording  # noqa: E402
 from tests.engine.worker.tiny import executor_over  # noqa: E402
 from tests.sim.cases import FITS, STEP, Case, differences, play, random_case  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALLOCATORS = (
     "paged", "orca-max", "orca-pow2", "orca-oracle", "paged", "chunk", "chunk",
     None,
 )  # fmt: skip
 """chunk: reservations of a block or two, which move; None: any reservation and placement that the case draws."""
 SEEDS = range(int(os.environ.get("PAGELAB_PARITY_CASES", "40")))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Small matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Spy:
@@ -74,8 +66,9 @@ def case_of(seed: int) -> Case:
 
 
 def at_once(case: Case) -> Case:
+    """Turns come right at the end of the one before: who comes when is a matter of steps, not of time."""
     trace = case.trace
-    stamps = replace(trace, arrival_ns=trace.arrival_ns * 0)
+    stamps = replace(trace, arrival_ns=trace.arrival_ns * 0, delay_ns=trace.delay_ns.clip(max=0))
     return replace(case, trace=stamps)
 
 

@@ -23,17 +23,9 @@ from tests.sim.cases import Case, differences, play, random_case, random_model  
 from tests.sim.planting import instead  # noqa: E402
 from workloads import Trace  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALLOCATORS = ("paged", "orca-max", "orca-pow2", "orca-oracle", *(f"contiguous-chunk(16)-{fit}" for fit in FITS))
 SLOTS, LONGEST = 96, 64
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Small matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def requests(tokens: bool) -> list[Request]:

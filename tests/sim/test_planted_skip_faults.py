@@ -22,8 +22,8 @@ from sim.coast import Coast
 from sim.coast_log import CoastLog
 from sim.integrals import Integrals
 from sim.recorder import Recorder
-from sim.replay import Arrivals
 from sim.rows import Progress
+from sim.sessions import NEVER, Arrivals
 from sim.simulate import RunSpec
 from tests.sim.cases import Case, random_case, random_model
 from tests.sim.check import check_case
@@ -84,6 +84,29 @@ def an_arrival_at_a_boundary_is_queued_at_the_next_one() -> Iterator[None]:
 
 def a_coast_goes_on_where_it_ends_at_an_arrival() -> AbstractContextManager[Any]:
     return instead(Coast, "run", lambda original, coast, now, until, end: original(coast, now, until + 1, end))
+
+
+def a_coast_goes_on_where_an_end_brings_a_turn() -> AbstractContextManager[Any]:
+    def unsaid(original: Callable[..., int], *args: Any) -> int:
+        original(*args)
+        return NEVER
+
+    return instead(Arrivals, "ended", unsaid)
+
+
+def a_turn_comes_a_picosecond_late() -> AbstractContextManager[Any]:
+    return instead(
+        Arrivals, "_release", lambda original, arrivals, request, time: original(arrivals, request, time + 1)
+    )
+
+
+def who_is_sent_while_a_step_runs_takes_no_room() -> AbstractContextManager[Any]:
+    return with_line(Arrivals, "ended", "self.enqueue_until(now - 1)", "pass")
+
+
+def turns_of_the_rejected_are_sent_at_once() -> AbstractContextManager[Any]:
+    lost = "turn is not None and turn.parent not in self._seen"
+    return with_line(Arrivals, "_pull", f"lost = {lost}", f"lost, turn = False, None if {lost} else turn")
 
 
 def a_coast_goes_on_while_somebody_catches_up() -> AbstractContextManager[Any]:
@@ -159,6 +182,10 @@ KILLERS: dict[Callable[[], AbstractContextManager[Any]], tuple[str, ...]] = {
     a_run_goes_on_where_it_ends_at_an_arrival: (SKIPPING,),
     an_arrival_at_a_boundary_is_queued_at_the_next_one: (NAIVE, SKIPPING),
     a_coast_goes_on_where_it_ends_at_an_arrival: (SKIPPING,),
+    a_coast_goes_on_where_an_end_brings_a_turn: (SKIPPING,),
+    a_turn_comes_a_picosecond_late: (NAIVE,),
+    who_is_sent_while_a_step_runs_takes_no_room: (SKIPPING, NAIVE),
+    turns_of_the_rejected_are_sent_at_once: (NAIVE,),
     a_coast_goes_on_while_somebody_catches_up: (CRASH, SKIPPING),
     the_first_step_of_a_coast_holds_what_its_last_one_does: (SKIPPING, CHECKS),
     every_block_of_a_coast_was_empty_before: (SKIPPING, CHECKS),

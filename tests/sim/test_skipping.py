@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.core.progress import LivelockError
 from sim import integrals as at
+from sim.sessions import turns_of
 from sim.shadow import ShadowExecutor
 from tests.sim.cases import FITS, Case, Watched, differences, play, random_case
 from tests.sim.check import check_case
@@ -58,6 +60,22 @@ def play_or_none(case: Case) -> Watched | None:
         return None
 
 
+def kinds_of_arrivals(case: Case, rows: Any) -> Counter[str]:
+    """How often somebody's end decided an arrival."""
+    met: Counter[str] = Counter()
+    for row, turn in turns_of(case.trace).items():
+        before, stamp = rows[turn.parent].finish, int(case.trace.arrival_ns[row]) * 1_000
+        came = rows[row].first_scheduled >= 0 and case.spec.max_concurrency is None
+        met["turns after an end"] += came and rows[row].arrival == before + turn.delay > before
+        met["turns right at an end"] += came and rows[row].arrival == before
+        met["turns that wait for their own stamp"] += came and rows[row].arrival == stamp > before + turn.delay
+        met["turns rejected with the one before"] += rows[row].status == rows[turn.parent].status == "rejected"
+    if case.spec.max_concurrency is not None:
+        stamps = case.trace.arrival_ns.tolist()
+        met["kept by a client"] += sum(row.arrival > stamps[row.request_id] * 1_000 for row in rows)
+    return met
+
+
 def test_the_random_cases_meet_what_they_are_meant_to_meet():
     """No vacuous property: runs are long, memory runs out, prefixes hit, requests are cut, turned away, truncated."""
     met: Counter[str] = Counter()
@@ -78,6 +96,7 @@ def test_the_random_cases_meet_what_they_are_meant_to_meet():
         met["blocked"] += len(run.recorder.blocked)
         met["arrivals at a boundary"] += sum(row.first_scheduled == row.arrival > 0 for row in rows)
         met.update(row.status for row in rows)
+        met.update(kinds_of_arrivals(case, rows))
     assert met["steps"] > 2 * met["turns"]
     at_least = {
         "preemptions": 50,
@@ -93,5 +112,10 @@ def test_the_random_cases_meet_what_they_are_meant_to_meet():
         "rejected": 50,
         "failed": 10,
         "unfinished": 50,
+        "turns after an end": 30,
+        "turns right at an end": 20,
+        "turns that wait for their own stamp": 5,
+        "turns rejected with the one before": 5,
+        "kept by a client": 50,
     }
     assert {name: met[name] for name, least in at_least.items() if met[name] < least} == {}

@@ -80,20 +80,20 @@ def _store_piece(
 
 @triton.jit(do_not_specialize=["table_s", "num_heads", "group", "window", "block_size", "block_shift"])
 def decode_kernel(
-    Q, K, V, TABLE, SEQ_LENS, ITEMS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale, soft_cap,
-    num_heads, group, window, block_size, block_shift,
+    Q, K, V, TABLE, SEQ_LENS, ITEMS, SKIP, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale,
+    soft_cap, num_heads, group, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
-    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
-    UPCAST: tl.constexpr,
+    PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, SHARED: tl.constexpr,
+    EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
     or with PAGES == "contiguous" the first row of each sequence, int64 [S]. ITEMS as in `plan`; unless SPLIT, item s
-    is sequence s. EARLY (Hopper): the launch does not wait for the end of the kernel before it, the programs do."""
+    is sequence s. SHARED: SEQ_LENS counts keys behind SKIP int32 [S] table entries; where there are such, the output is
+    a piece even if it is the only one. EARLY (Hopper): not the launch waits for the kernel before it, the programs."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     item = tl.program_id(1)
-    seq = item
-    pieces = 1
+    seq, pieces = item, 1
     if SPLIT:
         seq = tl.load(ITEMS + item * 4)
         if seq < 0:
@@ -113,15 +113,21 @@ def decode_kernel(
     base = kv_head.to(tl.int64) * kv_h
     if PAGES == "contiguous":
         base += tl.load(TABLE + seq) * kv_t
+    table = TABLE + seq.to(tl.int64) * table_s
+    whole = pieces == 1
+    if SHARED:
+        skip = tl.load(SKIP + seq)
+        table += tl.where(length > 0, skip, 0)  # of an empty sequence an entry is looked at, too
+        whole = whole & (skip == 0)
     maximum, total, acc = _attend_piece(
-        q, K + base, V + base, TABLE + seq.to(tl.int64) * table_s, tile, end_tile, first, length,
+        q, K + base, V + base, table, tile, end_tile, first, length,
         kv_b, kv_t, block_size, block_shift, scale, soft_cap,
         D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
     )  # fmt: skip
     part = item.to(tl.int64) * num_heads
     _store_piece(
         maximum, total, acc, OUT + seq.to(tl.int64) * out_s, PART + part * D, LSE + part, heads, in_group < group,
-        out_h, pieces == 1, D, BLOCK_D,
+        out_h, whole, D, BLOCK_D,
     )  # fmt: skip
 
 
@@ -141,25 +147,34 @@ def reduce_kernel(
     head = tl.program_id(1)
     out = OUT + seq.to(tl.int64) * out_s + head * out_h
     row = tl.load(SEQS + seq * 2).to(tl.int64) * num_heads + head
-    _merge_pieces(out, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P)
-
-
-@triton.jit
-def _merge_pieces(out, PART, LSE, pieces, num_heads, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr):
-    """One head's output from its pieces, `num_heads` rows apart: weights 2^(lse - maximum), final division."""
-    dims = tl.arange(0, BLOCK_D)
     maximum = -1e30
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
+    maximum, total, acc = merge_pieces(
+        maximum, total, acc, PART + row * D, LSE + row, pieces, num_heads, D, BLOCK_D, BLOCK_P
+    )  # fmt: skip
+    dims = tl.arange(0, BLOCK_D)
+    tl.store(out + dims, (acc / total).to(out.dtype.element_ty), mask=dims < D)
+
+
+@triton.jit
+def merge_pieces(
+    maximum, total, acc, PART, LSE, pieces, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr
+):  # fmt: skip
+    """(maximum, total, acc) of one head after more pieces, `stride` rows apart: weights 2^(lse - maximum).
+
+    An empty piece has lse = -inf and adds nothing."""
+    dims = tl.arange(0, BLOCK_D)
     for start in range(0, pieces, BLOCK_P):
         piece = start + tl.arange(0, BLOCK_P)
-        lse = tl.load(LSE + piece * num_heads, mask=piece < pieces, other=float("-inf"))
+        at = piece.to(tl.int64) * stride
+        lse = tl.load(LSE + at, mask=piece < pieces, other=float("-inf"))
         mask = (piece < pieces)[:, None] & (dims < D)[None, :]
-        part = tl.load(PART + (piece * num_heads).to(tl.int64)[:, None] * D + dims[None, :], mask=mask, other=0.0)
+        part = tl.load(PART + at[:, None] * D + dims[None, :], mask=mask, other=0.0)
         new_maximum = tl.maximum(maximum, tl.max(lse, 0))
         weights = tl.exp2(lse - new_maximum)
         shrink = tl.exp2(maximum - new_maximum)
         acc = acc * shrink + tl.sum(part * weights[:, None], 0)
         total = total * shrink + tl.sum(weights, 0)
         maximum = new_maximum
-    tl.store(out + dims, (acc / total).to(out.dtype.element_ty), mask=dims < D)
+    return maximum, total, acc

@@ -5,16 +5,20 @@ from engine.attention.kernels.kv_write import write_kv
 from engine.attention.kernels.launch_decode import decode_attention, decode_contiguous
 from engine.attention.kernels.launch_mixed import mixed_attention
 from engine.attention.kernels.launch_prefill import prefill_attention, prefill_contiguous
+from engine.attention.kernels.launch_shared import SharedPlan, plan_shared, shared_prefix_attention
 from engine.attention.kernels.plan import DecodePlan, plan_decode
 
 __all__ = [
     "DecodePlan",
+    "SharedPlan",
     "copy_blocks",
     "decode_attention",
     "decode_contiguous",
     "mixed_attention",
     "plan_decode",
+    "plan_shared",
     "prefill_attention",
     "prefill_contiguous",
+    "shared_prefix_attention",
     "write_kv",
 ]

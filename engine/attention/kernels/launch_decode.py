@@ -197,24 +197,49 @@ def _launch(
     if workspace is None:
         workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
     lse = workspace[cut.floats // (head_size + 1) * head_size :]
-    with on_device(q):
-        decode_kernel[(cut.grid_heads, cut.max_items)](
-            q, k, v, table, seq_lens, plan.items, out, workspace, lse,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
-            out.stride(0), out.stride(1), call.scale, call.soft_cap, num_heads, cut.shape.group, plan.window,
-            call.pages.block_size, call.pages.shift,
-            **decode_options(
-                cut.config, head_size, cut.block_m, call.pages.mode, windowed=plan.window > 0,
-                capped=call.soft_cap > 0, split=cut.split, early=launches_early(q),
-                upcast=upcast(decode_kernel, q.dtype),
-            ),
-        )  # fmt: skip
-        if cut.split:
+    launch_pieces(
+        q, k, v, table, seq_lens, out, workspace, lse, plan, call.pages, scale=call.scale, soft_cap=call.soft_cap
+    )
+    if cut.split:
+        with on_device(q):
             reduce_kernel[(num_seqs, num_heads)](
                 plan.seqs, out, workspace, lse, out.stride(0), out.stride(1), num_heads,
                 **reduce_options(head_size, early=launches_early(q)),
             )  # fmt: skip
     return out
+
+
+def launch_pieces(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    part: torch.Tensor,
+    lse: torch.Tensor,
+    plan: DecodePlan,
+    pages: Pages,
+    *,
+    scale: float,
+    soft_cap: float,
+    skip: torch.Tensor | None = None,
+) -> None:
+    """The decode kernel alone: outputs of sequences in one piece, parts of the others. `skip` int32 [S]: table entries
+    that a sequence's keys begin behind; `seq_lens` count from there."""
+    cut, head_size = plan.cut, q.shape[2]
+    with on_device(q):
+        decode_kernel[(cut.grid_heads, cut.max_items)](
+            q, k, v, table, seq_lens, plan.items, seq_lens if skip is None else skip, out, part, lse,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
+            out.stride(0), out.stride(1), scale, soft_cap, q.shape[1], cut.shape.group, plan.window,
+            pages.block_size, pages.shift,
+            **decode_options(
+                cut.config, head_size, cut.block_m, pages.mode, windowed=plan.window > 0,
+                capped=soft_cap > 0, split=cut.split, shared=skip is not None, early=launches_early(q),
+                upcast=upcast(decode_kernel, q.dtype),
+            ),
+        )  # fmt: skip
 
 
 def decode_options(
@@ -226,6 +251,7 @@ def decode_options(
     windowed: bool,
     capped: bool,
     split: bool,
+    shared: bool = False,
     early: bool = False,
     upcast: bool = False,
 ) -> dict[str, Any]:
@@ -240,19 +266,21 @@ def decode_options(
         "WINDOW": windowed,
         "SOFT_CAP": capped,
         "SPLIT": split,
+        "SHARED": shared,
         "EARLY": early,
         "UPCAST": upcast,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
-    return options | _launched(early)
+    return options | launched(early)
 
 
 def reduce_options(head_size: int, *, early: bool) -> dict[str, Any]:
     """What is compiled into reduce_kernel; `early`: programmatic dependent launch."""
     options = {"D": head_size, "BLOCK_D": padded(head_size), "BLOCK_P": PIECES_AT_ONCE, "EARLY": early, "num_warps": 4}
-    return options | _launched(early)
+    return options | launched(early)
 
 
-def _launched(early: bool) -> dict[str, Any]:
+def launched(early: bool) -> dict[str, Any]:
+    """Of a launch: programmatic dependent, or after the end of the kernel before it."""
     return {"launch_pdl": True} if early else {}

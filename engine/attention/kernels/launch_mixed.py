@@ -7,17 +7,14 @@ capture too: the two kernels become branches of the graph.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import torch
 
 from engine.attention.checks import check_count
-from engine.attention.kernels.device import on_device
 from engine.attention.kernels.inputs import check_paged, check_query_starts
 from engine.attention.kernels.launch_decode import prepared_decode
 from engine.attention.kernels.launch_prefill import prepared_prefill
 from engine.attention.kernels.plan import DecodePlan
+from engine.attention.kernels.streams import side_by_side
 from engine.attention.kernels.tuning import MixedConfig, mixed_config
 
 
@@ -64,29 +61,11 @@ def mixed_attention(
         decodes()
         chunks()
     elif config.overlap == "prefill_first":
-        _side_by_side(q, chunks, decodes)
+        side_by_side(q, chunks, decodes)
     else:
-        _side_by_side(q, decodes, chunks)
+        side_by_side(q, decodes, chunks)
     return out
 
 
 def _check_num_decodes(num_decodes: int, q: torch.Tensor, seq_lens: torch.Tensor) -> None:
     check_count("num_decodes", num_decodes, most=min(q.shape[0], seq_lens.shape[0]))
-
-
-@functools.cache
-def _ahead(device: int) -> torch.cuda.Stream:
-    """One a device: each stream has memory of its own in torch's allocator, which a new one a call would ask for."""
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-
-
-def _side_by_side(q: torch.Tensor, first: Callable[[], object], second: Callable[[], object]) -> None:
-    """`first` on a stream of high priority, `second` on the current one, which then waits for both."""
-    with on_device(q):
-        here = torch.cuda.current_stream()
-        ahead = _ahead(torch.cuda.current_device())
-        ahead.wait_stream(here)
-        with torch.cuda.stream(ahead):
-            first()
-        second()
-        here.wait_stream(ahead)

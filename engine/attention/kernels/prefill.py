@@ -35,7 +35,7 @@ def _load_tile(
 
 
 @triton.jit
-def _attend_tiles(
+def attend_tiles(
     q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, tile, end_tile, first, last, base_row, column,
     kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr,
@@ -100,17 +100,17 @@ def _attend_rows(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if WINDOW:
-        maximum, total, acc = _attend_tiles(
+        maximum, total, acc = attend_tiles(
             q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, tile, whole, first, last, base_row, column,
             kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
             D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, True, WINDOW, SOFT_CAP, False, UPCAST,
         )  # fmt: skip
-    maximum, total, acc = _attend_tiles(
+    maximum, total, acc = attend_tiles(
         q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, whole, whole_end, first, last, base_row, column,
         kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
         D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, False, WINDOW, SOFT_CAP, TMA, UPCAST,
     )  # fmt: skip
-    maximum, total, acc = _attend_tiles(
+    maximum, total, acc = attend_tiles(
         q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, whole_end, end, first, last, base_row, column,
         kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
         D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, True, WINDOW, SOFT_CAP, False, UPCAST,

@@ -43,15 +43,22 @@ POINTERS = {
     "SEQ_LENS": "*i32",
     "ITEMS": "*i32",
     "SEQS": "*i32",
+    "SKIP": "*i32",
+    "GROUPS": "*i32",
+    "MEMBERS": "*i32",
+    "OWN_LENS": "*i32",
+    "OWN_SEQS": "*i32",
     "QUERY_STARTS": "*i32",
     "NEXT_ITEM": "*i32",
     "PART": "*fp32",
     "LSE": "*fp32",
+    "OWN_PART": "*fp32",
+    "OWN_LSE": "*fp32",
     "SLOTS": "*i64",
     "PAIRS": "*i64",
 }
 FLOATS = ("scale", "soft_cap")
-SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "SHARED", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,8 @@ class Resources:
     num_warps: int
     num_stages: int | str
     switches: str
-    """window, soft_cap, split, tma: those that are compiled in; of hopper_kernel box (slots a load), group (none: Q by
-    pointers), dynamic, pingpong."""
+    """window, soft_cap, split, shared, tma: those that are compiled in; of hopper_kernel box (slots a load), group
+    (none: Q by pointers), dynamic, pingpong."""
     shared_bytes: int
     registers: int
     """A thread at the launch; the warps of hopper_kernel then exchange theirs."""

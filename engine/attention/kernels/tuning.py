@@ -217,3 +217,51 @@ class MixedConfig:
 def mixed_config() -> MixedConfig:
     """Chunks start first: their few programs take a share of every multiprocessor, decodes fill the rest."""
     return MixedConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """How decode attention over shared prefixes is cut and compiled."""
+
+    block_m: int
+    """(row, query head) pairs a program, a power of two, at least 16."""
+    block_n: int
+    """Keys a tile, a power of two, at least 16."""
+    num_warps: int
+    num_stages: int
+    programs: int
+    """The shared keys are cut into pieces that make about this many programs, KV heads included."""
+    min_piece_tokens: int
+    """But never into pieces shorter than this: what a piece leaves must be merged."""
+    own: DecodeConfig | None = None
+    """Of the rows' own parts; None: the rule for decode."""
+    overlap: Literal["none", "shared_first", "own_first"] = "none"
+    """Which of the two starts first, on a stream of its own; with "none" one runs after the other."""
+
+    def __post_init__(self) -> None:
+        check_power("block_m", self.block_m, 16)
+        check_power("block_n", self.block_n, 16)
+        check_power("num_warps", self.num_warps)
+        for name in ("num_stages", "programs", "min_piece_tokens"):
+            check_count(name, getattr(self, name), 1)
+        orders = ("none", "shared_first", "own_first")
+        if self.overlap not in orders:
+            raise AttentionInputError(f"overlap: expected one of {orders}, got {self.overlap!r}")
+
+
+def shared_config(shape: DecodeShape) -> SharedConfig:
+    """The configuration for shared prefixes, from the tiles that prefill was measured best with by pointers, and from
+    code compiled ahead of time: not measured itself.
+
+    Large tiles of pairs fill a multiprocessor by themselves: one wave of them. Products and the rows' own keys wait for
+    different things, so both run side by side.
+    """
+    sms, few = shape.num_sms, shape.num_seqs * shape.group <= 64
+    if shape.element_bytes > 2:
+        return SharedConfig(32, 16, num_warps=4, num_stages=1, programs=2 * sms, min_piece_tokens=128)
+    if shape.head_size > 128:
+        return SharedConfig(64, 32, 4, 2, programs=2 * sms, min_piece_tokens=256, overlap="shared_first")
+    if few or shape.capability < 90:
+        stages = 3 if shape.capability >= 90 else 2
+        return SharedConfig(64, 64, 4, stages, programs=2 * sms, min_piece_tokens=256, overlap="shared_first")
+    return SharedConfig(128, 64, 8, 3, programs=sms, min_piece_tokens=256, overlap="shared_first")

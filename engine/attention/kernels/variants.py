@@ -29,18 +29,22 @@ from engine.attention.kernels.launch_hopper import (
 )
 from engine.attention.kernels.launch_hopper import HEAD_SIZES as HOPPER_HEAD_SIZES
 from engine.attention.kernels.launch_prefill import prefill_options
+from engine.attention.kernels.launch_shared import SharedCut, merge_options, shared_options, shared_plan_options
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut, plan_kernel, plan_options
 from engine.attention.kernels.prefill import prefill_kernel
 from engine.attention.kernels.prefill_hopper import hopper_kernel
+from engine.attention.kernels.shared_prefix import merge_kernel, shared_kernel, shared_plan_kernel
 from engine.attention.kernels.tuning import (
     DecodeConfig,
     DecodeShape,
     PrefillConfig,
     PrefillShape,
+    SharedConfig,
     decode_config,
     decode_contiguous_config,
     prefill_config,
+    shared_config,
     write_config,
 )
 
@@ -56,6 +60,8 @@ HOPPER_BLOCK_SIZES = (0, 16, 24, 64, 128, 256)
 """Contiguous, and paged: loads of a block (16, 64, 128), of a part of one (24, 256)."""
 HOPPER_GROUPS = (1, 4, 5)
 """Query heads a KV head: no group, a box of Q, none (5 divides no tile: by pointers)."""
+SHARED_GROUPS = 16
+"""Rows of a table of groups of rows that share a prefix."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """By Triton's names."""
 
@@ -79,7 +85,7 @@ class Variant:
 
 def variants(architecture: int) -> list[Variant]:
     """All of them for devices of that compute capability (80, 90), each once."""
-    attention = [*_decode(architecture), *_prefill(architecture)]
+    attention = [*_decode(architecture), *_prefill(architecture), *_shared(architecture)]
     if architecture // 10 == CAPABILITY:
         attention += _hopper()
     return list(dict.fromkeys([*attention, *_write(), *_copy()]))
@@ -124,6 +130,31 @@ def _prefill(architecture: int) -> Iterator[Variant]:
             tma = config.use_tma and whole and not windowed
             options = prefill_options(config, head_size, mode, windowed=windowed, capped=capped, tma=tma)
             yield Variant.of(prefill_kernel, dtype, options)
+
+
+def _shared(architecture: int) -> Iterator[Variant]:
+    """Shared prefixes: no window, and a table."""
+    for dtype, head_size, block_size, windowed, capped in _cases():
+        for batch in BATCHES:
+            if not windowed and block_size:
+                shape = DecodeShape(batch, *MODEL, head_size, 2, 8192, block_size, NUM_SMS, architecture)
+                yield from shared(dtype, shape, shared_config(shape), capped=capped)
+
+
+def shared(dtype: str, shape: DecodeShape, config: SharedConfig, *, capped: bool = False) -> Iterator[Variant]:
+    """What a call over shared prefixes compiles."""
+    head_size, apart = shape.head_size, config.overlap != "none"
+    early = shape.capability >= 90 and not apart
+    own = SharedCut.of(shape, config, SHARED_GROUPS).own
+    mode = _mode(shape.block_size, own.config.block_n)
+    options = decode_options(
+        own.config, head_size, own.block_m, mode, windowed=False, capped=capped, split=own.split, shared=True
+    )
+    yield Variant.of(decode_kernel, dtype, options)
+    mode = _mode(shape.block_size, config.block_n)
+    yield Variant.of(shared_kernel, dtype, shared_options(config, head_size, mode, capped=capped, early=early))
+    yield Variant.of(merge_kernel, dtype, merge_options(config, head_size, split=own.split, early=early))
+    yield Variant.of(shared_plan_kernel, dtype, shared_plan_options(config, SHARED_GROUPS))
 
 
 def _hopper() -> Iterator[Variant]:

@@ -77,6 +77,22 @@ FAULTS: list[dict[str, Any]] = [
         "oracle": "manager",
     },
     {
+        "fault": "a cached block that was taken still passes for one in the queue",
+        "where": "engine.core.free_queue:FreeQueue.pop_findable",
+        "line": "home[block_id] = None",
+        "becomes": "pass",
+        "suite": "paged",
+        "oracle": "manager",
+    },
+    {
+        "fault": "a segment that lost blocks to hits is handed out whole",
+        "where": "engine.core.free_queue:FreeQueue.pop_findable",
+        "line": " or segment.gone:",
+        "becomes": ":",
+        "suite": "paged",
+        "oracle": "manager",
+    },
+    {
         "fault": "a table is released head first",
         "where": POOL + "release",
         "wrap": head_first,

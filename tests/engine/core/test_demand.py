@@ -40,5 +40,5 @@ def test_without_a_concurrency_only_the_largest_is_known():
 
 @pytest.mark.parametrize("numbers", [(0, 5, 1), (5, -1, 1), (5, 5, 0), (float("nan"), 5, 1), (float("inf"), 5, 1)])
 def test_a_load_of_nothing_is_refused(numbers):
-    with pytest.raises(ValueError, match="need a"):
+    with pytest.raises(ValueError, match="at least 1, got"):
         Demand(*numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from random import Random
 
 import pytest
@@ -208,3 +209,46 @@ def test_clearing_places_away_changes_no_order(seed, monkeypatch):
         return orders
 
     assert lives(0) == lives(1 << 30)
+
+
+def test_events_count_the_copies_that_are_left():
+    """Who keeps one entry a key drops it when no copy is left, not at the first removal."""
+    pool = BlockPool(3, record_events=True)
+    first, second = pool.take(1), pool.take(1)
+    pool.commit(first, ["a"])
+    pool.commit(second, ["a"])
+    pool.release(first, 1)
+    pool.release(second, 1)
+    pool.take(3)
+    assert pool.reset() is False
+
+    assert pool.events is not None
+    assert [(event.kind, event.num_copies) for event in pool.events] == [
+        ("stored", 1),
+        ("stored", 2),
+        ("removed", 1),
+        ("removed", 0),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_listener_that_counts_copies_knows_what_can_be_found(seed):
+    rng = Random(seed)
+    allocator = paged(8, record_events=True)
+    events = allocator.pool.events
+    assert events is not None
+    known: set[Hashable] = set()
+    for _ in range(60):
+        served(allocator, rng.choices(range(2), k=rng.randrange(1, 16)))
+        if not rng.randrange(20):
+            assert allocator.reset_prefix_cache()
+        for event in events:
+            if event.kind == "cleared":
+                known.clear()
+            elif event.num_copies:
+                known.add(event.key)
+            else:
+                known.discard(event.key)
+        events.clear()
+        assert len(known) == allocator.pool.num_cached_keys()
+        assert all(allocator.pool.find([key]) for key in known)

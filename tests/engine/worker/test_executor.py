@@ -13,17 +13,9 @@ from engine.core.request import Request  # noqa: E402
 from engine.worker import decode_step, mixed_step  # noqa: E402
 from tests.engine.worker import tiny  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ALLOCATORS = ("paged", "orca-max", "orca-pow2", "orca-oracle", *(f"contiguous-chunk(16)-{fit}" for fit in FITS))
 TIE = 1e-3
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

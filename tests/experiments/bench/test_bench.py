@@ -12,7 +12,7 @@ from experiments.bench import truth  # noqa: E402
 from experiments.bench.bench import Bench, chosen  # noqa: E402
 from experiments.bench.contestant import Missing, UnsupportedError  # noqa: E402
 from experiments.bench.inputs import Arena, problem_of, views_of  # noqa: E402
-from experiments.bench.peer_fa3 import Extension, FlashAttention3  # noqa: E402
+from experiments.bench.peer_fa3 import Extension, FlashAttention3, TwoCalls  # noqa: E402
 from experiments.bench.peer_flashinfer import pages_of  # noqa: E402
 from experiments.bench.peer_torch import IndexCopy, Sdpa  # noqa: E402
 from experiments.bench.peers import PEERS, joined  # noqa: E402
@@ -238,6 +238,34 @@ def test_a_case_chooses_among_ours_and_the_peers(plain):
     assert [one.name for one in chosen("decode", ours, ("pagelab", "peers"), peers)] == ["pagelab", "fa3"]
     assert [one.name for one in chosen("decode", ours, ("pagelab-twin",), peers)] == ["pagelab-twin"]
     assert chosen("write", ours, ("pagelab", "peers"), peers) == []
+
+
+def paged_forward(*args):
+    """The extension's operator in plain torch, as far as the two calls use it: output, log-sum-exp [H, T]."""
+    from engine.attention.reference import attend, gather
+
+    q, k_cache, v_cache, out, starts, lens, table = *args[:3], args[6], args[7], args[11], args[14]
+    scale, causal = args[23:25]
+    lse = torch.empty(q.shape[1], len(q))
+    for row, length in enumerate(lens.tolist()):
+        asked = slice(int(starts[row]), int(starts[row + 1]))
+        count = asked.stop - asked.start
+        places = torch.arange(length - count, length) if causal else torch.full((count,), length - 1)
+        keys, values = (gather(cache, table[row], 0, length) for cache in (k_cache, v_cache))
+        found, sums = attend(q[asked], keys, values, places, 0, scale=scale)
+        out[asked], lse[:, asked] = found, sums.T
+    return out, lse, None, None
+
+
+def test_two_calls_of_flash_attention_3_are_right_once_they_are_merged(stopwatch):
+    ops = SimpleNamespace(fwd=paged_forward, get_scheduler_metadata=lambda *args: None)
+    shared = RAGGED.with_(seq_lens=(40, 45, 33, 60, 39), kernel="decode", query_lens=(1,) * 5, shared_tokens=32)
+    two = TwoCalls(Extension(ops))
+    rows = list(Bench(Arena("cpu", 0), stopwatch(1.0)).rows(shared, [two]))
+
+    assert [row["status"] for row in rows] == ["ok"], rows
+    (none,) = Bench(Arena("cpu", 0), stopwatch(1.0)).rows(RAGGED, [two])
+    assert (none["status"], none["reason"]) == ("unsupported", "nothing is shared")
 
 
 @pytest.mark.parametrize("contiguous", [False, True])

@@ -75,6 +75,32 @@ def test_a_seed_fixes_the_ragged_lengths():
     assert all(128 <= n <= 32768 for n in one[1].seq_lens)
 
 
+def test_shared_tokens_are_kept_and_moved_once():
+    shape = next(s for s in shapes_of("shared-prefix") if s.label == "gqa 64 x (8k + 512)")
+
+    assert shape.kv_tokens == 64 * 8704
+    assert shape.num_blocks == 512 + 64 * 32
+    assert shape.moved_bytes == shape.cache_bytes == (8192 + 64 * 512) * 4096
+
+
+@pytest.mark.parametrize("shared", [-16, 8, 32, 48])
+def test_shared_tokens_that_cannot_be_are_refused(shared):
+    with pytest.raises(ValueError, match=r"fill blocks of 16 and are fewer than 32, got"):
+        Shape("x", "decode", "x", GQA, (32, 40), (1, 1), shared_tokens=shared)
+
+
+def test_the_tables_of_sequences_start_with_the_shared_blocks_and_use_every_block_once():
+    from experiments.bench.inputs import Arena, problem_of
+
+    pytest.importorskip("torch")
+    shape = Shape("x", "decode", "x", GQA, (40, 33, 64), (1, 1, 1), shared_tokens=32)
+    table = problem_of(shape, Arena("cpu", 0)).block_table
+
+    assert (table[:, :2] == table[0, :2]).all()
+    used = [*table[0, :2].tolist(), *(b for row, n in zip(table, (3, 3, 4), strict=True) for b in row[2:n].tolist())]
+    assert sorted(used) == list(range(shape.num_blocks))
+
+
 def test_fig18a_is_the_papers_grid_in_half_precision():
     shapes = shapes_of("fig18a")
 

@@ -18,9 +18,9 @@ from experiments.bench.engine_rows import (
     histogram,
     report,
     row_of,
-    to_csv,
 )
 from experiments.bench.engine_run import EngineWanted
+from experiments.csv_text import to_csv
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ("--num-requests", "6", "--input-len", "20", "--output-len", "5", "--max-num-batched-tokens", "64")

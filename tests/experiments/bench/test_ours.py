@@ -14,6 +14,7 @@ from experiments.bench.ours import contestants, equal, grid, heuristic, written 
 from experiments.bench.shapes import Heads, Shape  # noqa: E402
 
 HEADS = Heads("tiny", 4, 1, 32)
+SHARED = Shape("shared-prefix", "decode", "x", HEADS, (40, 45), (1, 1), 16, dtype="float16", shared_tokens=32)
 SHAPES = {
     "decode": Shape("twin", "decode", "x", HEADS, (5, 40), (1, 1), 16, dtype="float16"),
     "prefill": Shape("twin", "prefill", "x", HEADS, (20, 9), (4, 9), 16, dtype="float16"),
@@ -52,6 +53,31 @@ def test_our_kernels_compute_what_they_are_timed_for(kernel):
 
     assert [(row["peer"], row["status"], row["reason"]) for row in rows] == [(one.name, "ok", "") for one in ours]
     assert all((row["config"] == "") is (kernel in ("write", "copy")) for row in rows)
+
+
+def test_over_a_shared_prefix_plain_and_shared_compute_the_same():
+    ours = chosen("decode", contestants(SHARED, sweep=False), CASES[SHARED.case].contestants, [])
+
+    rows = list(Bench(Arena("cpu", 0), Once()).rows(SHARED, ours))
+
+    assert [(row["peer"], row["status"]) for row in rows] == [("pagelab", "ok"), ("pagelab-shared", "ok")]
+    assert rows[0]["moved_bytes"] == (32 + 8 + 13) * 2 * 32 * 2
+
+
+def test_without_a_shared_prefix_and_without_blocks_nobody_claims_to_be_measured():
+    everybody = contestants(SHAPES["decode"], sweep=False)
+    bench = Bench(Arena("cpu", 0), Once())
+    (none,) = bench.rows(SHAPES["decode"], [one for one in everybody if one.name == "pagelab-shared"])
+
+    assert (none["status"], none["reason"]) == ("unsupported", "nothing is shared")
+
+
+def test_a_sweep_over_a_shared_prefix_tries_the_shared_kernels_configurations(monkeypatch):
+    monkeypatch.setattr("engine.attention.kernels.device.multiprocessors", lambda device: 132)
+    swept = [one for one in contestants(SHARED, sweep=True) if one.swept]
+
+    assert {one.name for one in swept} == {"pagelab-shared"}
+    assert len({written(one.config) for one in swept}) == len(swept) > 50
 
 
 def test_twins_take_part_where_paging_is_judged():

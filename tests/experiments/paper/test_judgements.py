@@ -121,6 +121,27 @@ def test_both_ways_of_rounding_up_are_the_same(length, slots):
 def test_a_table_has_an_entry_a_block_and_halves_with_the_block_size():
     small, large = (table_bytes.weigh("llama-2-13b", "a100-80g", 1, size) for size in (16, 32))
 
-    assert small.used_bytes / small.kv_bytes == pytest.approx(4 / 13_107_200)
-    assert small.used_bytes / small.kv_bytes == pytest.approx(2 * large.used_bytes / large.kv_bytes)
+    assert small.used_bytes == 64 * 4 * 32 == 2 * large.used_bytes
+    assert small.kv_bytes == large.kv_bytes == 64 * 499 * 819_200
     assert small.table_bytes == 2 * large.table_bytes == 128 * 4096 // 16 * 4
+
+
+@pytest.mark.parametrize("change", ["NUM_SEQS", "ENTRY_BYTES"])
+def test_a_table_of_more_rows_or_wider_entries_is_not_small(monkeypatch, change):
+    monkeypatch.setattr(table_bytes, change, 16 * getattr(table_bytes, change))
+    found = verdicts(table_bytes.judge(Lab(num_seeds=1, quick=True)))
+
+    assert found["table-bytes/llama-3.1-8b/whole"] == "miss"
+
+
+def test_a_request_with_a_block_too_many_is_noticed(monkeypatch):
+    honest = table_bytes.weigh
+
+    def wasteful(*words):
+        weighed = honest(*words)
+        return weighed._replace(used_bytes=weighed.used_bytes + table_bytes.ENTRY_BYTES)
+
+    monkeypatch.setattr(table_bytes, "weigh", wasteful)
+    found = verdicts(table_bytes.judge(Lab(num_seeds=1, quick=True)))
+
+    assert {found[f"table-bytes/{model}/at_16"] for model, *_ in table_bytes.MODELS} == {"miss"}

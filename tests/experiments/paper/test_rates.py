@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.paper import fig12, rates, verb
+from experiments.paper import fig12, pictures, rates, verb
 from experiments.paper.panels import FT, PANELS
 from experiments.paper.runs import Lab
 from sim.cost import PAPER_MODELS
@@ -34,7 +34,13 @@ class Made(Lab):
     def made(self, key):
         knee = self.knees[key.system] * self.scale.get(key.panel, 1.0)
         latency = 0.5 * math.exp(3 * (key.rate_per_s / knee - 1))
-        return {rates.LATENCY: latency, "output_tok_per_s": 1.0, "mean_batch_size": 1.0, "num_rejected": 0.0}
+        return {
+            rates.LATENCY: latency,
+            "output_tok_per_s": 1.0,
+            "mean_batch_size": 1.0,
+            "num_rejected": 0.0,
+            "num_requests": 9,
+        }
 
 
 @given(knee=st.floats(0.6, 5.0), steepness=st.floats(0.5, 20.0), threshold=st.floats(0.05, 2.0))
@@ -172,3 +178,16 @@ def test_the_tables_have_every_point_and_mark_what_was_added():
     assert marked["paged", "2"] == "yes"
     assert marked["paged", "2.25"] == "added"
     assert len(curves.rows) >= sum(map(len, PANEL.grid.values()))
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_a_picture_of_several_rates_says_which_and_bars_only_where_there_are_any(monkeypatch, num_seeds):
+    monkeypatch.setattr(rates, "seeds", lambda lab, panel: range(num_seeds))
+    made = Made(num_seeds=num_seeds)
+    frame = pictures.points(made, PANEL)
+    (picture,) = pictures.PICTURES["fig12a"](made)
+    least, most = frame["rate_per_s"].min(), frame["rate_per_s"].max()
+
+    assert least < most
+    assert f"counts per 10 ms at {least:g} to {most:g}/s" in picture.caption
+    assert ("deviation over seeds" in picture.claim) is (num_seeds > 1)

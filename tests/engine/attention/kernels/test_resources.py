@@ -22,7 +22,10 @@ from engine.attention.kernels.resources import (
 )
 from engine.attention.kernels.variants import hopper, variants
 
-KERNELS = {"plan_kernel", "decode_kernel", "reduce_kernel", "prefill_kernel", "write_kernel", "copy_kernel"}
+KERNELS = {
+    *("plan_kernel", "decode_kernel", "reduce_kernel", "prefill_kernel", "write_kernel", "copy_kernel"),
+    *("shared_kernel", "shared_plan_kernel", "merge_kernel"),
+}
 ALL = {"sm_80": KERNELS, "sm_90": KERNELS | {"hopper_kernel"}}
 HOPPER_SPILL_BYTES = 96
 """Scalars that its warps keep over their loops; the smallest vector of scores would be 256."""
@@ -40,7 +43,7 @@ def chosen(architecture):
         plain = bool(options.get("WINDOW")) == bool(options.get("SOFT_CAP")) and "BOX" not in options
         if variant.dtype == "bf16" and options.get("D", 128) == 128 and plain:
             apart = architecture == 90 and options.get("WINDOW")  # on sm_80 the last one serves: window and soft-cap
-            seen[variant.kernel.__name__, options.get("PAGES"), apart] = variant
+            seen[variant.kernel.__name__, options.get("PAGES"), apart, options.get("SHARED")] = variant
     return seen.values()
 
 
@@ -124,7 +127,7 @@ def test_attention_runs_on_tensor_cores(table):
     for row in table:
         if row["kernel"] == "decode_kernel":
             assert int(row["mma"]) > 0, row
-        if row["kernel"] in ("prefill_kernel", "hopper_kernel"):
+        if row["kernel"] in ("prefill_kernel", "hopper_kernel", "shared_kernel"):
             assert int(row["wgmma" if row["architecture"] == "sm_90" else "mma"]) > 0, row
 
 
