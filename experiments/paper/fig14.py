@@ -86,7 +86,7 @@ KINDS: Final = (
         _grid((6.0, 7.0, 8.0, 8.5), (3.0, 3.5, 4.0, 4.5), (1.5, 2.0, 2.5, 3.0), (0.25, 0.5, 0.75, 1.0)),
     ),
 )
-QUICK: Final = {"basic": ((36.0, 42.0, 48.0), (27.0, 31.0, 35.0)), "parallel-6": ((8.0, 9.0, 10.0), (5.0, 6.0, 7.0))}
+QUICK: Final = {"basic": ((48.0, 60.0, 68.0), (35.0, 43.0, 51.0)), "parallel-6": ((9.0, 12.0, 13.0), (6.0, 7.0, 8.0))}
 """Rates of paged and of orca-oracle in a quick run, which leaves the rest out."""
 
 

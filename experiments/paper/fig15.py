@@ -38,7 +38,7 @@ BEAMS: Final = {
     ("sharegpt", 2): 44.3,
     ("sharegpt", 6): 66.3,
 }
-FITTED: Final = ("alpaca", 4)
+FITTED: Final = ("alpaca", 2)
 """The beams whose saving `BEAM_SPREAD` was fitted to."""
 TOLERANCE: Final = 1.0
 STAND_IN_TOLERANCE: Final = {"alpaca": 2.5, "sharegpt": 9.0}
@@ -53,7 +53,7 @@ REQUESTS: Final = (("alpaca", 4), ("sharegpt", 2), ("sharegpt", 6))
 """Samples that are requests of their own, beside the same as groups."""
 WHY_BEAMS: Final = (
     f"beams' ancestry is a model (sim.ancestry) with one parameter, spread {BEAM_SPREAD:g}, fitted to Alpaca's width "
-    "4: real searches share by what their logits are"
+    "2: its candidates are independent, those of real logits are not"
 )
 WHY_DRAWS: Final = "the paper has one run, and this one is of another draw: runs of a dozen requests at a time differ"
 WHY_REQUESTS: Final = "the paper has no prefix cache: shown is what n requests of equal prompts share beside a fork"
