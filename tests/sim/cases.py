@@ -173,11 +173,14 @@ def random_shared_case(seed: int, allocator: str | None = None) -> Case:
         victim=rng.choice((None, None, "last", "least-computed", "priority")),
     )
     width = rng.choice((1, 2, 2, 3, 4, 6))
+    if width > 1 and rng.random() < 0.4:  # prompts that are found in the cache, and samples behind them that are not
+        trace, _ = random_trace(rng, case.spec.pool.max_model_len, "blocks")
+        case = replace(case, trace=trace, tokens=None)
     capacity = case.spec.pool.capacity_blocks * (1 if rng.random() < 0.3 else -(-width // 2) if pages else width)
     limits = replace(limits, max_num_batched_tokens=limits.max_num_batched_tokens + width)
     if limits.max_num_seqs < width and rng.random() < 0.8:
         limits = replace(limits, max_num_seqs=width + rng.randrange(4))
-    if pages and rng.random() < 0.4:
+    if pages and rng.random() < 0.6:
         capacity = crowded(rng, case, width)
         limits = replace(limits, max_num_seqs=64, full_sequence_gate=rng.random() < 0.3)
     spec = replace(
