@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from experiments.paper import fig19_device
 from experiments.paper.block_size import CAPACITY_TOKENS
-from experiments.paper.claims import Claim, Result, exact, over_seeds
+from experiments.paper.claims import Claim, Result, exact, not_here, over_seeds
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.runs import Lab, Lengths, Measured, agree, artifact_spec, numbers_of
 from experiments.paper.sharing_runs import transfers
@@ -30,6 +31,8 @@ COMPARABLE: Final = 20.0
 HOST_BYTES: Final = 20 * 2**30
 """The artifact's swap space of a GPU."""
 MAX_SEEDS: Final = 3
+SLACK, FLAT = 10.0, 30.0
+"""Per cent, of a measurement: how much slower a larger block may be, and how far recompute times may be apart."""
 LATENCY: Final = "mean_normalized_latency_s"
 
 
@@ -77,6 +80,33 @@ def judge_a(lab: Lab) -> list[Result]:
         exact(meets, crossing, f"recompute {again:.1f} ms at every block size, as the step model knows none"),
         exact(ends, times[1]),
         exact(floor, 1000 * swap_s(256)),
+        *_on_device(lab),
+    ]
+
+
+def _on_device(lab: Lab) -> list[Result]:
+    """The same shape, of the engine's own copies and steps on the device at hand."""
+    shape = Claim(
+        "fig19a/device/swap-falls", "swapping at a block size over the least of smaller ones, the worst", 100.0
+    )
+    shape = replace(shape, unit="%", tolerance=SLACK, at_most=True, source="Fig 19a", deviations=("own-device",))
+    ends = replace(
+        shape, id="fig19a/device/swap-ends", metric="swapping at block size 256 over that at 1", expected=50.0
+    )
+    flat = replace(
+        shape, id="fig19a/device/recompute-flat", metric="recomputing, the slowest block size over the fastest"
+    )
+    claims = shape, replace(ends, tolerance=0.0), replace(flat, tolerance=FLAT)
+    if lack := fig19_device.lacking():
+        return [not_here(claim, lack) for claim in claims]
+    found = fig19_device.measured(lab, SIZES)
+    swap, again = [one.swap_s for one in found.values()], [one.recompute_s for one in found.values()]
+    worst = max(100 * time / min(swap[:place]) for place, time in enumerate(swap) if place)
+    shown = ", ".join(f"{size}: {1000 * one.swap_s:.2f}" for size, one in found.items())
+    return [
+        exact(claims[0], worst, f"ms out and in by block size {shown}"),
+        exact(claims[1], 100 * swap[-1] / swap[0]),
+        exact(claims[2], 100 * max(again) / min(again), f"{1000 * min(again):.2f} ms at best"),
     ]
 
 
@@ -91,7 +121,16 @@ def tables_a(lab: Lab) -> list[Table]:
         rows.append((size, calls, one.block_bytes // one.copies_per_block, way, 2 * way, again, again * 0.9))
     heads = ("block size", "copies", "bytes a copy", "swap ms", "out and in ms", "recompute ms", "as plotted, x 0.9")
     note = "OPT-13B over PCIe 4 x16: 25 GB/s and 3 us a copy call, modelled; recompute: step model paper-13b."
-    return [Table("fig19a/times", f"Fig 19a: {NUM_TOKENS} tokens by block size", heads, tuple(rows), note)]
+    modelled = Table("fig19a/times", f"Fig 19a: {NUM_TOKENS} tokens by block size", heads, tuple(rows), note)
+    return [modelled] if fig19_device.lacking() else [modelled, _measured_table(lab)]
+
+
+def _measured_table(lab: Lab) -> Table:
+    found = fig19_device.measured(lab, SIZES)
+    rows = tuple((size, *(1000 * value for value in (*one, one.swap_s))) for size, one in found.items())
+    heads = ("block size", "out ms", "in ms", "recompute ms", "out and in ms")
+    title = f"Fig 19a measured: {NUM_TOKENS} tokens of {fig19_device.MODEL}, random weights"
+    return Table("fig19a/measured", title, heads, rows, "Blocks are drawn at random; medians of ten, recompute means.")
 
 
 # Fig 19b --------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from experiments.paper.experiment import Picture
 from experiments.paper.judgement_pictures import JUDGEMENTS
 from experiments.paper.panels import PANELS, Panel
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
+from experiments.paper.sharing_pictures import SHARING
 from sim.cost import PAPER_MODELS
 from workloads import Trace, named_trace
 
@@ -213,5 +214,6 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig13b": _fig13b,
     "fig18b": _fig18b,
     **JUDGEMENTS,
+    **SHARING,
 }
 """By experiment, in the order of the page."""
