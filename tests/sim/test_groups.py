@@ -276,7 +276,7 @@ def test_searches_are_preempted_whole_and_go_on(preemption):
 
 
 def test_swapping_needs_host_memory():
-    with pytest.raises(ValueError, match="kv.host_blocks is 0"):
+    with pytest.raises(ValueError, match=r"kv\.host_blocks is 0"):
         Scheduler(SWAPPING, make_allocator("paged", pool_of(8)))
 
 

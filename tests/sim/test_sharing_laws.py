@@ -53,7 +53,7 @@ def test_the_shared_cases_meet_what_they_are_meant_to_meet():
         "swapped out": 20,
         "recomputed": 20,
         "refused swaps": 3,
-        "swapped blocks": 40,
+        "swapped blocks": 25,
         "beams that died": 200,
         "copies": 300,
         "contiguous copies": 100,
