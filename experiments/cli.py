@@ -221,8 +221,8 @@ def reproduce(
     Parameters
     ----------
     names
-        fig1, fig2, fig3, fig6, fig7, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b, table1,
-        block-size, chapter,
+        fig1, fig2, fig3, fig6, fig7, fig8, fig9, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b,
+        fig14, fig15, fig16, fig17, fig19a (its times on a CUDA device, too), fig19b, table1, block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
         kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (these five on a CUDA device; fig18b's memory
         anywhere),

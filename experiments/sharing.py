@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from experiments.settings import Config
 
 PS: Final = 10**12
-BEAM_SPREAD: Final = 0.3
+BEAM_SPREAD: Final = 8.0
 """Fitted to one number of the paper: see `experiments.paper.fig15`."""
 PCIE4: Final = (25e9, 3e-6)
 """Bytes a second each way, and seconds a copy call. The call's cost is an assumption: with it, block size 1 takes as

@@ -59,6 +59,6 @@ class SharingFlags:
         Text,
         _option(
             "How much more a beam's further candidate costs than its first one, on average: beams branch less where it "
-            "is large [0.3]."
+            "is large [8]."
         ),
     ] = None

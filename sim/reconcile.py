@@ -60,11 +60,10 @@ def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
 
 
 def _shared(run: Run, recorder: SharingRecorder) -> list[Check]:
-    """Blocks counted step by step against the integrals over the same steps, and what went to the host and back."""
+    """Blocks counted step by step against the integrals over the same steps."""
     steps = run.integrals_between(run.window.start, run.window.stop)[at.WIDTH :]
     size = run.allocator.block_size
     logical, physical = recorder.logical_blocks * size, recorder.physical_blocks * size
-    back = recorder.num_swapped_in <= recorder.num_swapped_out
     return [
         _equal("sharing: physical blocks by step = slots held", physical, steps[at.USED]),
         _equal(
@@ -72,7 +71,6 @@ def _shared(run: Run, recorder: SharingRecorder) -> list[Check]:
             logical - physical >= steps[at.EXTRA],
             True,
         ),
-        _equal("swap: nothing comes back that was not put aside", back, True),
     ]
 
 

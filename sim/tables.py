@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim import extra_metrics, metrics
 from sim import integrals as at
-from sim import metrics
 from sim.int_log import Packed
 from sim.metrics import PS
 from sim.rows import RequestRow
@@ -70,13 +70,13 @@ def summary_of(run: Run) -> dict[str, Any]:
         "window_stop_s": window.stop / PS,
         "window_kind": window.kind,
         **_whole_run(run, len(finished)),
-        **(metrics.residency(run.recorder.residency) if run.spec.record_residency else {}),
+        **(extra_metrics.residency(run.recorder.residency) if run.spec.record_residency else {}),
         **(_sharing(run, row) if run.spec.record_sharing else {}),
     }
 
 
 def _sharing(run: Run, row: Sequence[int]) -> dict[str, Any]:
-    """The columns of `metrics.SHARING_METRICS` that not every run has."""
+    """The columns of `extra_metrics.SHARING_METRICS` that not every run has."""
     recorder, size, time = run.recorder, run.allocator.block_size, row[at.TIME]
     assert isinstance(recorder, SharingRecorder)
     logical, physical = row[at.USED] + row[at.EXTRA], row[at.USED]
@@ -86,8 +86,8 @@ def _sharing(run: Run, row: Sequence[int]) -> dict[str, Any]:
     return {
         "mean_logical_blocks": metrics.ratio(logical, size * time),
         "mean_physical_blocks": metrics.ratio(physical, size * time),
-        "sharing_saving_frac": metrics.sharing_saving(logical, physical),
-        "iter_sharing_saving_frac": metrics.mean_of_ratios_saving(
+        "sharing_saving_frac": extra_metrics.sharing_saving(logical, physical),
+        "iter_sharing_saving_frac": extra_metrics.mean_of_ratios_saving(
             recorder.extra_ratio, UNIT, recorder.num_steps_counted
         ),
         "mean_cached_free_blocks": metrics.ratio(cached, size * time),

@@ -129,7 +129,7 @@ class Actor(Observer):
         """A run of one-token steps, as long as `free_run` allows, checked against single steps on copies."""
         period, rng = self.allocator.growth_tokens, self.rng
         members = [r for r in self.running if r.computed == r.known - 1 and r not in self.has_surplus]
-        members = [r for r in members if r.computed < self.last_slot(r)]
+        members = [r for r in members if r.num_prompt_tokens <= r.computed < self.last_slot(r)]
         if period is None or not members:
             return
         if rng.random() < 0.3:

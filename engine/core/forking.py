@@ -121,7 +121,7 @@ class Groups:
 
 
 def _branch(parent: Request, child: Request, num_tokens: int, result: StepResult) -> None:
-    """The child's content: the parent's first tokens, and the one that it has sampled itself, where tokens are known."""
+    """The child's content: the parent's first tokens and, where tokens are known, the one that it sampled itself."""
     child.content = parent.content.fork(num_tokens)
     if result.sampled is not None and isinstance(child.content, TokenContent):
         child.content.tokens.append(result.sampled[child])

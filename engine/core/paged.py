@@ -153,8 +153,8 @@ class PagedAllocator(Sharing, PagedState):
         needed = fresh + unreferenced
         if needed + reserve > free:
             return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
-        if whole > num_tokens:
-            gate = -(-min(whole, limit) // size) - held + unreferenced
+        if whole > num_tokens or (whole and request.group is not None):
+            gate = -(-min(whole, limit) // size) - held + unreferenced + self._needed_by_others(request)
             if gate + reserve > free:
                 return Refusal(Reason.FULL_SEQUENCE, gate, free)
         if held:

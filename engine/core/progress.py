@@ -28,7 +28,8 @@ class Progress:
     def watch(self, batch: Batch) -> None:
         """LivelockError where the next batch could only be the same again."""
         if not batch.num_seqs and not batch.preempted:
-            head = self._scheduler.waiting.head()
+            swapped = self._scheduler.swapped
+            head = swapped[0][0] if swapped else self._scheduler.waiting.head()
             raise LivelockError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
         for request, _, _ in batch.preempted:
             tokens, count = self._fruitless.get(request, (-1, 0))

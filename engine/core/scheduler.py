@@ -98,7 +98,7 @@ class Scheduler(Running):
         chunks = [self._compute(request, count) for request, count in step.chunks.items()] if step.chunks else []
         head_refusal = None
         if self.swapped and not step.preempted:
-            head_refusal = self._swap_in(step)
+            head_refusal = self._swap_in(step, chunks)
         if self.waiting and not step.preempted and not self.swapped:
             head_refusal = self._admit_waiting(step, chunks)
         grants = [*groups.copies, *step.moves.values()] if groups.copies or step.moves else ()
@@ -215,30 +215,35 @@ class Scheduler(Running):
         self._next_order += 1
         self.running[request] = None
 
-    def _swap_in(self, step: Draft) -> Refusal | None:
-        """Brings back who was swapped out first; the refusal if memory stopped it. Who decodes does so in this step."""
+    def _swap_in(self, step: Draft, chunks: list[Chunk]) -> Refusal | None:
+        """Brings back who was swapped out first; the refusal if memory stopped it. They go on in this very step: a
+        group decodes, a sequence perhaps with a part of what it owes."""
+        config, allocator = self.config, self.allocator
         while self.swapped:
             members = self.swapped[0]
-            # The last token of a prompt is a chunk: it brings the first output token.
-            counts = [int(m.known - m.computed == 1 and m.known > m.num_prompt_tokens) for m in members]
-            if len(members) > len(self._free_rows) or sum(counts) > step.budget:
+            counts = [self._capped(member.known - member.computed) for member in members]
+            if len(members) == 1 and config.chunked_prefill:
+                counts = [min(*counts, step.budget)]
+            if len(members) > len(self._free_rows) or not 0 < sum(counts) <= step.budget:
                 return None
-            totals = [m.computed + count for m, count in zip(members, counts, strict=True)]
-            grant = self.allocator.swap_in(members, totals, others_running=bool(self.running))  # type: ignore[attr-defined]
+            totals = [member.computed + count for member, count in zip(members, counts, strict=True)]
+            grant = allocator.swap_in(members, totals, others_running=bool(self.running))  # type: ignore[attr-defined]
             if isinstance(grant, Refusal):
                 return grant
             step.swaps.append(grant)
             self.swapped.pop(0)
+            step.budget -= sum(counts)
             for member, count in zip(members, counts, strict=True):
                 self._seat(member)
                 step.swapped_in.append(SwapIn(member, member.computed))
-                member.computed += count
-                if count:
+                # The last token of a prompt is a chunk: it brings the first output token.
+                if member.known - member.computed == 1 and member.known > member.num_prompt_tokens:
+                    member.computed += 1
                     self.decodes.add(member)
                     step.joined.append(member)
                 else:
                     self._catching_up.append(member)
-            step.budget -= sum(counts)
+                    chunks.append(self._compute(member, count))
         return None
 
     def look_ahead(self) -> None:

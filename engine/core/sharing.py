@@ -52,6 +52,14 @@ class Sharing:
         pairs = zip(tables, indexes, strict=True)
         return [(table, index) for table, index in pairs if index < len(table) and table[index] in self._writes.open]
 
+    def _needed_by_others(self, request: Request) -> int:
+        """Blocks that the rest of a preempted group needs to be where it was: each member its own behind the prompt."""
+        group, size = request.group, self.block_size
+        if group is None or not group.forked:
+            return 0
+        shared = request.num_prompt_tokens // size
+        return sum(-(-member.num_tokens // size) - shared for member in group.live() if member is not request)
+
     def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant:
         """Shares the parent's blocks up to that token: never refused. Partly filled blocks are shared whole only by
         those who have computed equally many tokens in them."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import platform
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -22,7 +20,7 @@ from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
-from engine.versions import version_of
+from engine.versions import driver_version, version_of
 from engine.worker.budget import (
     DEFAULT_UTILIZATION,
     EngineError,
@@ -231,7 +229,7 @@ class Engine:
             "device": name or platform.machine(),
             "device_type": self.device.type,
             "threads": torch.get_num_threads(),
-            "driver": _driver() if self.device.type == "cuda" else None,
+            "driver": driver_version() if self.device.type == "cuda" else None,
             "torch": torch.__version__,
             "triton": version_of("triton"),
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -294,13 +292,3 @@ def _dtype_of(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise unknown_name("dtype", name, ("auto", *DTYPES))
     return DTYPES[name]
-
-
-def _driver() -> str | None:
-    """The version in /proc's line about the kernel module, whatever its wording."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
-    return found and found.group()

@@ -76,12 +76,13 @@ class KVMemory:
             )
         self._impls = [backend.get_impl_cls()(config, self.layout) for config in layers]
         self._layers = list(layers)
-        self._host = HostMemory(self.caches, self.layout.block_axis, host_blocks) if host_blocks else None
+        self.host = HostMemory(self.caches, self.layout.block_axis, host_blocks) if host_blocks else None
+        """Where swapped sequences lie; None: nothing is swapped."""
 
     def release(self) -> None:
         """Gives the memory back; nothing can be read or written any more."""
-        if self._host is not None:
-            self._host.release()
+        if self.host is not None:
+            self.host.release()
         self.caches.clear()
         self._views.clear()
 
@@ -117,10 +118,10 @@ class KVMemory:
         """What a batch asks for before it computes: swaps out, then swaps in, then copies. Commands only, in stream
         order: blocks that were swapped out may be written at once."""
         if batch.to_host or batch.to_device:
-            if self._host is None:
+            if self.host is None:
                 raise ValueError("a batch swaps blocks, and this KV memory was made with host_blocks=0")
-            self._host.store(batch.to_host)
-            self._host.load(batch.to_device)
+            self.host.store(batch.to_host)
+            self.host.load(batch.to_device)
         if batch.copies:
             self.copy_blocks(batch.copies)
 

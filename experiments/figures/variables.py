@@ -10,7 +10,8 @@ import pandas as pd
 from experiments.figures.repeats import UNSET, need, over_seeds
 from experiments.figures.together import RATE
 from experiments.style import in_order, log2_axis, look_of
-from sim.metrics import ENGINE_METRICS, METRICS, RESIDENCY_METRICS
+from sim.extra_metrics import RESIDENCY_METRICS, SHARING_METRICS
+from sim.metrics import ENGINE_METRICS, METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,7 @@ def axis_label(column: str) -> str:
     if column == RATE:
         return "requests per second"
     metric = next((m for m in METRICS if m.name == column), None)
-    metric = metric or next((m for m in RESIDENCY_METRICS if m.name == column), None)
+    metric = metric or next((m for m in (*RESIDENCY_METRICS, *SHARING_METRICS) if m.name == column), None)
     if measured := next((m for m in ENGINE_METRICS if m.name == column), None):
         return f"{measured.label} ({measured.unit})"
     if metric is None:

@@ -15,6 +15,7 @@ from experiments.paper.judgement_pictures import JUDGEMENTS, bars_said
 from experiments.paper.panels import PANELS, Panel
 from experiments.paper.pressure_pictures import PRESSURE
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
+from experiments.paper.sharing_pictures import SHARING
 from sim.cost import PAPER_MODELS
 from workloads import Trace, named_trace
 
@@ -221,5 +222,6 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig18b": _fig18b,
     **JUDGEMENTS,
     **PRESSURE,
+    **SHARING,
 }
 """By experiment, in the order of the page."""

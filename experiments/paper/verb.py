@@ -27,8 +27,11 @@ from experiments.paper.fig11 import FIG11, means
 from experiments.paper.fig12 import FIG12
 from experiments.paper.fig13a import FIG13A
 from experiments.paper.fig13b import FIG13B
+from experiments.paper.fig14 import FIG14
+from experiments.paper.fig15 import FIG15
 from experiments.paper.fig18a import FIG18A, KERNEL_BLOCK_SIZE
 from experiments.paper.fig18b import FIG18B
+from experiments.paper.fig19 import FIG19A, FIG19B
 from experiments.paper.kernels import KernelLab
 from experiments.paper.mooncake import MOONCAKE
 from experiments.paper.online_softmax import ONLINE_SOFTMAX
@@ -40,6 +43,7 @@ from experiments.paper.table1 import TABLE1
 from experiments.paper.table_bytes import TABLE_BYTES
 from experiments.paper.upper_bound import UPPER_BOUND
 from experiments.paper.walks import FIG3, FIG6, FIG7
+from experiments.paper.walks_sharing import FIG8, FIG9
 from experiments.paper.waste_vs_variance import WASTE_VS_VARIANCE
 from sim.metrics import strict_json
 from workloads import load_trace
@@ -48,7 +52,8 @@ OK, NOTHING_MEASURED, MISSED = 0, 3, 4
 EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
     for experiment in (
-        *(FIG1, FIG2, FIG3, FIG6, FIG7, FIG11, TABLE1, *FIG12, FIG13A, FIG13B, BLOCK_SIZE, CHAPTER),
+        *(FIG1, FIG2, FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, TABLE1, *FIG12, FIG13A, FIG13B, BLOCK_SIZE, CHAPTER),
+        *(FIG14, FIG15, FIG19A, FIG19B),
         *(UPPER_BOUND, WASTE_VS_VARIANCE, CONCURRENCY, ALIGNMENT, TABLE_BYTES),
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
         SHARED_PREFIX_DECODE,

@@ -30,7 +30,7 @@ class Walk:
     """A paged pool of blocks of 4 tokens, whose free queue stands as drawn, and what happens to it."""
 
     def __init__(self) -> None:
-        self.allocator = _pool_in_order(DRAWN_ORDER)
+        self.allocator = pool_in_order(DRAWN_ORDER)
         self.rows: list[tuple[Cell, ...]] = []
         self._held: dict[str, int] = {}
 
@@ -67,13 +67,13 @@ def _list(values: Sequence[int]) -> str:
     return ", ".join(map(str, values)) or "–"
 
 
-def _pool_in_order(first: Sequence[int]) -> PagedAllocator:
+def pool_in_order(first: Sequence[int], num_blocks: int = NUM_BLOCKS) -> PagedAllocator:
     """A pool that hands out these blocks first: all were taken once and freed in that order."""
     allocator = PagedAllocator(
-        NUM_BLOCKS, BLOCK, max_model_len=BLOCK * NUM_BLOCKS, enable_caching=False, freed_to="back"
+        num_blocks, BLOCK, max_model_len=BLOCK * num_blocks, enable_caching=False, freed_to="back"
     )
     holders = {}
-    for index in range(NUM_BLOCKS):
+    for index in range(num_blocks):
         request = Request(index, 1, 1)
         assert isinstance(allocator.admit(request, 1), Grant)
         holders[allocator.block_table(request)[0]] = request
@@ -92,7 +92,8 @@ def _differing(found: Sequence[int], drawn: Sequence[int]) -> int:
     return pairs + abs(len(found) - len(drawn))
 
 
-def _same(name: str, what: str, figure: str, found: Sequence[int], drawn: Sequence[int]) -> Result:
+def same(name: str, what: str, figure: str, found: Sequence[int], drawn: Sequence[int]) -> Result:
+    """How many entries of a table differ from the drawing's: none."""
     claim = _claim(name, f"entries of {what} that are not as drawn", 0, "entries", figure)
     claim = replace(claim, deviations=("drawn-order",))
     return exact(claim, _differing(found, drawn), f"drawn {list(drawn)}, ours {list(found)}")
@@ -117,8 +118,8 @@ def walk6() -> tuple[Walk, list[Result]]:
             walk.decode(request)
         found = list(walk.allocator.block_table(request))
         results += [
-            _same(f"fig6/{name}/table", "the block table", "Fig 6", found, table),
-            _same(f"fig6/{name}/filled", "the filled slots by block", "Fig 6", walk.filled(request), filled),
+            same(f"fig6/{name}/table", "the block table", "Fig 6", found, table),
+            same(f"fig6/{name}/filled", "the filled slots by block", "Fig 6", walk.filled(request), filled),
             exact(_claim(f"fig6/{name}/new", "blocks taken", num_new, "blocks", "Fig 6"), len(found) - held),
         ]
         held = len(found)
@@ -140,8 +141,8 @@ def walk7() -> tuple[Walk, list[Result]]:
     adjacent = sum(b == a + 1 for table in tables for a, b in pairwise(table))
     walk.allocator.check()
     return walk, [
-        _same("fig7/a/table", "A's block table", "Fig 7", tables[0], (7, 1, 3)),
-        _same("fig7/b/table", "B's block table", "Fig 7", tables[1], (5, 2)),
+        same("fig7/a/table", "A's block table", "Fig 7", tables[0], (7, 1, 3)),
+        same("fig7/b/table", "B's block table", "Fig 7", tables[1], (5, 2)),
         exact(_claim("fig7/shared", "blocks in both tables", 0, "blocks", "Fig 7"), shared),
         exact(_claim("fig7/adjacent", "neighbours in a table that are neighbours in memory", 0, "", "Fig 7"), adjacent),
     ]

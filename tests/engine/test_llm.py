@@ -63,7 +63,7 @@ def test_one_prompt_needs_no_list(llm):
     [
         {"allocator": "orca-max"},
         {"allocator": "orca-oracle", "kernel": "contiguous"},
-        {"num_blocks": 6},
+        {"num_blocks": 8},
         {"block_size": 1, "num_blocks": 160, "enable_prefix_caching": False},
         {"max_num_batched_tokens": 3, "max_num_seqs": 2},
     ],

@@ -183,7 +183,9 @@ def random_case(seed: int, allocator: str | None = None) -> Case:
 
 
 def random_shared_case(seed: int, allocator: str | None = None) -> Case:
-    """A random case whose requests are groups, or whose victims are swapped out and chosen by other rules."""
+    """A random case whose requests are groups, or whose victims are swapped out and chosen by other rules.
+
+    A third has pools so tight and outputs so long that somebody has to give way."""
     rng = Random(f"shared {seed}")
     case = random_case(seed, allocator)
     pages = case.spec.allocator == "paged"
@@ -194,10 +196,16 @@ def random_shared_case(seed: int, allocator: str | None = None) -> Case:
         victim=rng.choice((None, None, "last", "least-computed", "priority")),
     )
     width = rng.choice((1, 2, 2, 3, 4, 6))
+    if width > 1 and rng.random() < 0.4:  # prompts that are found in the cache, and samples behind them that are not
+        trace, _ = random_trace(rng, case.spec.pool.max_model_len, "blocks")
+        case = replace(case, trace=trace, tokens=None)
     capacity = case.spec.pool.capacity_blocks * (1 if rng.random() < 0.3 else -(-width // 2) if pages else width)
     limits = replace(limits, max_num_batched_tokens=limits.max_num_batched_tokens + width)
     if limits.max_num_seqs < width and rng.random() < 0.8:
         limits = replace(limits, max_num_seqs=width + rng.randrange(4))
+    if pages and rng.random() < 0.6:
+        capacity = crowded(rng, case, width)
+        limits = replace(limits, max_num_seqs=64, full_sequence_gate=rng.random() < 0.3)
     spec = replace(
         case.spec,
         pool=replace(case.spec.pool, host_blocks=host_blocks, capacity_blocks=capacity),
@@ -207,6 +215,18 @@ def random_shared_case(seed: int, allocator: str | None = None) -> Case:
     )
     tokens = case.tokens if width == 1 and not spec.beam_search else None
     return replace(case, spec=spec, tokens=tokens, swap_block_ps=rng.choice((0, 1, US // 8)))
+
+
+def crowded(rng: Random, case: Case, width: int) -> int:
+    """Blocks that the largest group of the trace needs, and few more."""
+    size, trace = case.spec.pool.block_size, case.trace
+    longest = case.spec.pool.max_model_len
+    needed = [1]
+    for prompt, output in zip(trace.num_prompt_tokens.tolist(), trace.num_output_tokens.tolist(), strict=True):
+        if prompt + output <= longest:
+            shared = prompt // size
+            needed.append(shared + width * (-(-(prompt + output) // size) - shared))
+    return max(needed) + rng.randrange(4)
 
 
 @contextmanager

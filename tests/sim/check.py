@@ -6,6 +6,8 @@ from random import Random
 from typing import Any
 
 from engine.core.progress import LivelockError
+from sim.shadow import ShadowExecutor
+from tests.sim.block_scan import Flows, scanning
 from tests.sim.cases import STEP, Case, Watched, differences, play, random_cuts
 from tests.sim.naive import naively
 
@@ -20,8 +22,8 @@ def told(case: Case, what: str, found: dict[str, tuple[Any, Any]]) -> str:
     return "\n".join(lines)
 
 
-def check_case(case: Case) -> Watched | None:
-    """AssertionError with what differs; None where the reference agrees that the case never ends."""
+def stepped(case: Case) -> Watched | None:
+    """The case step by step, with all its own checks; None where it never ends, however it is played."""
     try:
         step = play(case, STEP)
     except LivelockError:
@@ -34,11 +36,49 @@ def check_case(case: Case) -> Watched | None:
         return None
     failed = [check for check in step.run.checks if not check.holds]
     assert not failed, (case.seed, failed)
+    return step
+
+
+def check_skipping(case: Case, step: Watched) -> Watched:
+    """Whether runs of steps, cut anywhere, are the same replay; the one that was cut nowhere."""
     skipped = play(case)
     for cut, watched in ((None, skipped), ("cuts", play(case, random_cuts(Random(case.seed))))):
         found = differences(step.seen, watched.seen)
         assert not found, told(case, f"skipping differs from stepping ({cut})", found)
+    return skipped
+
+
+def check_case(case: Case) -> Watched | None:
+    """AssertionError with what differs; None where the reference agrees that the case never ends."""
+    step = stepped(case)
+    if step is None:
+        return None
+    skipped = check_skipping(case, step)
     naive = naively(case, step.run.recorder.integrals.edges)
     found = differences(step.seen, naive)
     assert not found, told(case, "stepping differs from the naive reference", found)
     return skipped
+
+
+def check_shared(case: Case) -> tuple[Watched, Flows] | None:
+    """The same of groups, swaps and victims, with memory scanned block by block in place of the naive reference, and
+    every token read back by the shadow. AssertionError with what differs; None where the case never ends."""
+    with scanning() as flows:
+        step = stepped(case)
+    if step is None:
+        return None
+    step.run.allocator.check()
+    skipped = check_skipping(case, step)
+    found = differences(step.seen, play(case, executor=ShadowExecutor).seen)
+    assert not found, told(case, "the shadow differs from stepping", found)
+    again = sum(row.num_recomputed_tokens for row in step.run.rows)
+    assert flows.met["recomputed"] or not again, (
+        f"seed {case.seed}: {again} tokens of nobody but swapped computed again"
+    )
+    if case.spec.end_s is None:
+        assert flows.swapped_out == flows.swapped_in, (
+            f"seed {case.seed}: out {flows.swapped_out}, in {flows.swapped_in}"
+        )
+        free = getattr(step.run.allocator, "num_free_host_blocks", 0)
+        assert free == case.spec.pool.host_blocks, f"seed {case.seed}: {free} host blocks are free in the end"
+    return skipped, flows

@@ -13,7 +13,7 @@ from engine.core.registry import PoolConfig
 from sim import integrals as at
 from sim.cost import LinearModel
 from sim.cost_executor import CostExecutor
-from sim.metrics import RESIDENCY_METRICS
+from sim.extra_metrics import RESIDENCY_METRICS
 from sim.residency import Residency
 from sim.simulate import Run, RunSpec, simulate
 from workloads import Trace

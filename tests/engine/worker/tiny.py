@@ -55,7 +55,9 @@ def sharp_weights():
 WEIGHTS = sharp_weights()
 
 
-def decoder_over(num_blocks, block_size, *, backend=BACKEND, layout=None, kernel="paged", ops=None, max_tokens=256):
+def decoder_over(
+    num_blocks, block_size, *, backend=BACKEND, layout=None, kernel="paged", ops=None, max_tokens=256, host_blocks=0
+):
     """A decoder and its KV memory, poisoned: what is read before it is written shows in every logit."""
     shape = ARCHITECTURE
     kv = KVMemory(
@@ -67,9 +69,12 @@ def decoder_over(num_blocks, block_size, *, backend=BACKEND, layout=None, kernel
         device=DEVICE,
         layout=layout,
         kernel=kernel,
+        host_blocks=host_blocks,
     )
     for cache in kv.caches:
         cache.fill_(float("nan"))
+    if kv.host is not None:
+        kv.host.blocks.fill_(float("nan"))
     return Decoder(shape, WEIGHTS, ops or default_ops(), kv, max_tokens=max_tokens, max_num_seqs=64), kv
 
 
@@ -101,8 +106,9 @@ def executor_over(allocator, *, max_num_seqs=16, max_num_batched_tokens=256, bac
                   kernel="paged", ops=None, **options):  # fmt: skip
     """The executor of an allocator's pool."""
     decoder, kv = decoder_over(
-        allocator.num_blocks, allocator.block_size, backend=backend, layout=layout, kernel=kernel, ops=ops
-    )
+        allocator.num_blocks, allocator.block_size, backend=backend, layout=layout, kernel=kernel, ops=ops,
+        host_blocks=getattr(allocator, "host_blocks", 0),
+    )  # fmt: skip
     limits = Limits(max_num_seqs, max_num_batched_tokens, LONGEST)
     return ModelExecutor(decoder, kv, allocator, limits, graphs=ON_DEVICE, **options)
 
@@ -133,7 +139,7 @@ def serve(scheduler, executor, made, *, most_steps=2_000):
         scheduler.add(request)
     preemptions = 0
     for _ in range(most_steps):
-        if not scheduler.running and not scheduler.waiting:
+        if not scheduler.has_work:
             return preemptions
         preemptions += len(step(scheduler, executor).batch.preempted)
     raise AssertionError(f"not served in {most_steps} steps")

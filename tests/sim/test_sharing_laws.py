@@ -1,0 +1,66 @@
+"""Groups, copy-on-write, swaps and victims: exact under skipping, and accounted for block by block."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sim.cases import CONTIGUOUS, random_shared_case
+from tests.sim.check import check_shared
+from tests.sim.test_skipping import random_cases
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(seed=SEEDS)
+@random_cases(150)
+def test_paged_groups_are_the_same_stepped_skipped_cut_and_shadowed(seed):
+    check_shared(random_shared_case(seed, "paged"))
+
+
+@given(seed=SEEDS, allocator=st.sampled_from((*CONTIGUOUS, "contiguous-limit-first-fit", None)))
+@random_cases(50)
+def test_groups_of_any_allocator_are_the_same_stepped_skipped_cut_and_shadowed(seed, allocator):
+    check_shared(random_shared_case(seed, allocator))
+
+
+def test_the_shared_cases_meet_what_they_are_meant_to_meet():
+    met: Counter[str] = Counter()
+    for seed in range(120):
+        case = random_shared_case(seed)
+        checked = check_shared(case)
+        if checked is None:
+            continue
+        watched, flows = checked
+        run, width = watched.run, case.spec.num_samples
+        met.update(flows.met)
+        met["groups"] += (width > 1) * sum(row.status in ("finished", "truncated") for row in run.rows)
+        met["refused swaps"] += run.scheduler.num_swaps_refused
+        met["swapped blocks"] += run.recorder.num_swapped_out
+        met["beams that died"] += case.spec.beam_search and flows.met["forks"]
+        met["contiguous copies"] += run.allocator.contiguous and flows.met["copies"]
+        met["hits of groups"] += (width > 1) * run.scheduler.prefix.hits
+        met["hits after preemption"] += run.scheduler.prefix.preempted_hits
+        met["groups by priority"] += width > 1 and case.spec.limits.policy == "priority"
+        met["groups that were cut"] += (width > 1) * sum(row.status == "unfinished" for row in run.rows)
+        met["refused for ever"] += sum(row.status == "rejected" for row in run.rows)
+    at_least = {
+        "groups": 200,
+        "groups preempted": 20,
+        "gathered": 10,
+        "swapped out": 20,
+        "recomputed": 20,
+        "refused swaps": 3,
+        "swapped blocks": 25,
+        "beams that died": 200,
+        "copies": 300,
+        "contiguous copies": 100,
+        "hits of groups": 20,
+        "hits after preemption": 10,
+        "groups by priority": 20,
+        "groups that were cut": 20,
+        "refused for ever": 50,
+    }
+    assert {name: met[name] for name, least in at_least.items() if met[name] < least} == {}
