@@ -75,3 +75,13 @@ def check_fits(device: torch.device, num_blocks: int, block_bytes: int, limit_by
             f"{device}: {num_blocks - 1:,} KV blocks and the null block are {asked:,} bytes ({block_bytes:,} each), "
             f"but {left:,} bytes are free: {fits:,} blocks fit; ask for no more, or for a smaller block_size or model"
         )
+
+
+def check_host_fits(num_blocks: int, block_bytes: int) -> None:
+    """EngineError if host memory has no room for so many blocks of sequences that are swapped out."""
+    asked, (free, _) = num_blocks * block_bytes, memory_of(torch.device("cpu"))
+    if asked > free:
+        raise EngineError(
+            f"{num_blocks:,} host blocks are {asked:,} bytes ({block_bytes:,} each), but {free:,} bytes of host memory "
+            f"are free: {free // block_bytes:,} blocks fit"
+        )

@@ -21,7 +21,7 @@ from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
-from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, kv_budget, memory_of
+from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, check_fits, check_host_fits, kv_budget
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.limits import Limits
@@ -154,21 +154,12 @@ class Engine:
         self.backend.check_block_size(size)
         self.release()
         check_fits(self.device, allocator.num_blocks, self.block_bytes(size), self.config.kv_limit_bytes)
-        self._check_host(getattr(allocator, "host_blocks", 0), size)
+        check_host_fits(getattr(allocator, "host_blocks", 0), self.block_bytes(size))
         made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, beams=beams, watch=watch)
         if warm_up and self.device.type == "cuda":
             run_warm_up(made)
         self.executor_in_use = made
         return made
-
-    def _check_host(self, host_blocks: int, block_size: int) -> None:
-        """EngineError if host memory has no room for that many blocks."""
-        asked, (free, _) = host_blocks * self.block_bytes(block_size), memory_of(torch.device("cpu"))
-        if asked > free:
-            raise EngineError(
-                f"{host_blocks:,} host blocks are {asked:,} bytes, but {free:,} bytes of host memory are free: "
-                f"{free // self.block_bytes(block_size):,} fit"
-            )
 
     def _assemble(self, allocator: Any, kernel: Kernel, **options: Any) -> ModelExecutor:
         shape = self.architecture
