@@ -151,20 +151,21 @@ def check_group(one: Asked, scheduler: Scheduler, allocator: str) -> None:
     config, width = scheduler.config, one.width
     if one.request.group is None:
         return
-    name = "n" if one.beams is None else "beam_width"
+    name, instead = ("n", "give samples='requests'") if one.beams is None else ("beam_width", "search with fewer beams")
     for limit in ("max_num_seqs", "max_num_batched_tokens"):
-        if width > getattr(config, limit):
+        most = getattr(config, limit)
+        if width > most:
             raise ValueError(
-                f"prompt {one.prompt_index}: {name}={width} sequences run together, and {limit} is "
-                f"{getattr(config, limit)}: raise it, or give samples='requests'"
+                f"prompt {one.prompt_index}: {name}={width} sequences run together, and {limit} is {most}: raise it, "
+                f"or {instead}"
             )
     pool = scheduler.allocator
     grows = getattr(pool, "contiguous", False) and pool.growth_tokens != 0
     if width > 1 and (grows or not hasattr(pool, "fork")):
+        why = "its reservations grow and move" if grows else "it has no fork"
         raise ValueError(
-            f"prompt {one.prompt_index}: allocator {allocator} serves no groups ("
-            f"{'its reservations grow and move' if grows else 'it has no fork'}), so {name}={width} needs another "
-            "one, or samples='requests'"
+            f"prompt {one.prompt_index}: allocator {allocator} serves no groups ({why}), so {name}={width} needs "
+            f"another one{', or ' + instead if one.beams is None else ''}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core.allocator import MAX_BLOCKS
-from engine.worker.budget import EngineError, KVBudget
+from engine.worker.budget import EngineError, KVBudget, check_host_fits
 
 if TYPE_CHECKING:
     from engine.worker.engine import Engine
@@ -48,12 +48,13 @@ def host_blocks_of(
         if host_blocks or swap_gib:
             raise EngineError("host memory is for preemption 'swap' or 'auto': with 'recompute' nothing is swapped")
         return 0
-    if host_blocks is not None:
-        if not isinstance(host_blocks, int) or isinstance(host_blocks, bool) or host_blocks < 1:
-            raise EngineError(f"host_blocks: expected a whole number of at least 1, got {host_blocks!r}")
-        return host_blocks
-    if swap_gib is None:
+    if swap_gib is not None:
+        if not isinstance(swap_gib, int | float) or not swap_gib * GIB >= block_bytes:
+            raise EngineError(f"swap_gib: expected at least one block of {block_bytes:,} bytes, got {swap_gib!r}")
+        host_blocks = int(swap_gib * GIB) // block_bytes
+    if host_blocks is None:
         return max(min(num_blocks, SWAP_BYTES // block_bytes), 1)
-    if not isinstance(swap_gib, int | float) or not swap_gib * GIB >= block_bytes:
-        raise EngineError(f"swap_gib: expected at least one block of {block_bytes:,} bytes, got {swap_gib!r}")
-    return int(swap_gib * GIB) // block_bytes
+    if not isinstance(host_blocks, int) or isinstance(host_blocks, bool) or host_blocks < 1:
+        raise EngineError(f"host_blocks: expected a whole number of at least 1, got {host_blocks!r}")
+    check_host_fits(host_blocks, block_bytes)
+    return host_blocks

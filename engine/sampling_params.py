@@ -27,7 +27,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on to `max_tokens`, whatever is sampled."""
     n: int = 1
-    """Completions of each prompt; the prompt's blocks are shared through the prefix cache, as in vLLM."""
+    """Completions of each prompt; number i draws with seed + i."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("n", 1), ("top_k", 0)):

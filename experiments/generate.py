@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -15,7 +15,8 @@ from experiments.exits import DeviceMissing, UsageError
 from experiments.whole import MaybeWhole, Whole
 
 if TYPE_CHECKING:
-    from engine.llm import LLM, RequestOutput
+    from engine.llm import LLM
+    from engine.outputs import MemoryUse, RequestOutput
     from engine.sampling_params import SamplingParams
 
 _SAMPLING = Group("Sampling", sort_key=1)
@@ -37,7 +38,15 @@ class SamplingFlags:
     top_p: Annotated[float, _option(_SAMPLING, "Only the likeliest that together have this probability [1].")] = 1.0
     seed: Annotated[Whole, _option(_SAMPLING, "Of what is drawn: the same seed, the same tokens [0].")] = 0
     stop: Annotated[tuple[str, ...], _option(_SAMPLING, "A text that ends a completion; may be repeated.")] = ()
-    n: Annotated[Whole, _option(_SAMPLING, "Completions of each prompt [1].", "-n")] = 1
+    n: Annotated[Whole, _option(_SAMPLING, "Completions of each prompt [1].", "-n", "--n")] = 1
+    samples: Annotated[
+        str, _option(_SAMPLING, "fork: one prompt, blocks shared and copied on write; requests: n prompts [fork].")
+    ] = "fork"
+    beam_width: Annotated[MaybeWhole, _option(_SAMPLING, "Search with so many beams instead of sampling.")] = None
+    length_penalty: Annotated[float, _option(_SAMPLING, "Of a search: above 0 favours long completions [1].")] = 1.0
+    early_stopping: Annotated[
+        str, _option(_SAMPLING, "Of a search: yes: over with as many completions as beams; no; never [no].")
+    ] = "no"
     ignore_eos: Annotated[bool, _option(_SAMPLING, "Go on behind the model's end-of-sequence token.")] = False
 
 
@@ -54,6 +63,13 @@ class ModelFlags:
     max_model_len: Annotated[MaybeWhole, _option(_MEMORY, "Longest prompt + output [the model's].")] = None
     max_num_seqs: Annotated[Whole, _option(_MEMORY, "Most running requests [64].")] = 64
     max_num_batched_tokens: Annotated[Whole, _option(_MEMORY, "Most tokens in a step [2048].")] = 2048
+    preemption: Annotated[
+        str, _option(_MEMORY, "Of who gives way: recompute, swap, or auto (swap groups only) [recompute].")
+    ] = "recompute"
+    host_blocks: Annotated[MaybeWhole, _option(_MEMORY, "Blocks of host memory to swap to [as --swap-gib].")] = None
+    swap_gib: Annotated[
+        float | None, _option(_MEMORY, "GiB of host memory to swap to [as large as the pool, at most 4].")
+    ] = None
     dtype: Annotated[str, _option(_MEMORY, "float32, float16 or bfloat16 [auto].")] = "auto"
     weights_seed: Annotated[MaybeWhole, _option(_MEMORY, "Random weights from this seed [the model's own].")] = None
 
@@ -69,12 +85,13 @@ def generate_verb(
     need_torch("generate")
     if flags.backend not in (*DEVICES, "auto"):
         raise UsageError(f"--backend knows {', '.join(DEVICES)}, got {flags.backend!r}")
+    _check(sampling, flags)
     try:
         given = [_ids(text) for text in prompts] if token_ids else list(prompts)
         params = _params(sampling)
         llm = _llm(model, flags, sampling.seed)
         began = time.perf_counter()
-        answers = llm.generate(given, params)
+        answers = llm.generate(given, params, **_how(sampling))
         took = time.perf_counter() - began
     except (UsageError, DeviceMissing):
         raise
@@ -82,6 +99,38 @@ def generate_verb(
         raise UsageError(str(error)) from error
     _print(llm, answers, took, as_json=as_json)
     return exits.OK
+
+
+def _check(sampling: SamplingFlags, flags: ModelFlags) -> None:
+    """UsageError, by the names of the options, for what cannot go together; the rest the engine refuses."""
+    choices = {
+        "samples": (sampling.samples, ("fork", "requests")),
+        "early-stopping": (sampling.early_stopping, tuple(_EARLY)),
+        "preemption": (flags.preemption, ("recompute", "swap", "auto")),
+    }
+    for name, (given, known) in choices.items():
+        if given not in known:
+            raise UsageError(f"--{name} knows {', '.join(known)}, got {given!r}")
+    if sampling.beam_width is not None and sampling.temperature != 0:
+        raise UsageError(
+            f"--beam-width searches for the likeliest completions and draws nothing: leave --temperature "
+            f"{sampling.temperature:g} out, or ask for -n {sampling.beam_width} samples"
+        )
+    if sampling.beam_width is not None and sampling.n != 1:
+        raise UsageError(f"--beam-width {sampling.beam_width} gives as many completions: leave -n {sampling.n} out")
+
+
+_EARLY: dict[str, bool | Literal["never"]] = {"yes": True, "no": False, "never": "never"}
+
+
+def _how(flags: SamplingFlags) -> dict[str, Any]:
+    """What `LLM.generate` is told beside the parameters of sampling."""
+    return {
+        "samples": flags.samples,
+        "beam_width": flags.beam_width,
+        "length_penalty": flags.length_penalty,
+        "early_stopping": _EARLY[flags.early_stopping],
+    }
 
 
 def _params(flags: SamplingFlags) -> SamplingParams:
@@ -116,6 +165,9 @@ def _llm(model: str, flags: ModelFlags, seed: int) -> LLM:
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
+        preemption=flags.preemption,  # type: ignore[arg-type]
+        host_blocks=flags.host_blocks,
+        swap_gib=flags.swap_gib,
         dtype=flags.dtype,
         weights_seed=flags.weights_seed,
         seed=seed,
@@ -144,12 +196,27 @@ def _print(llm: LLM, answers: Sequence[RequestOutput], took: float, *, as_json: 
         pool = {"allocator": llm.allocator_name, "block_size": llm.pool.block_size, "why": llm.block_size_reason}
         pool["num_blocks"] = llm.pool.capacity_blocks
         pool["budget"] = llm.budget and asdict(llm.budget)
+        memory = {**asdict(llm.memory_use), "host_blocks": llm.pool.host_blocks}
         answered = [asdict(answer) for answer in answers]
-        say_json({"engine": llm.engine.provenance, "pool": pool, "answers": answered, "seconds": took})
+        engine = llm.engine.provenance
+        say_json({"engine": engine, "pool": pool, "memory": memory, "answers": answered, "seconds": took})
         return
     for number, answer in enumerate(answers):
         for one in answer.outputs:
-            head = f"[{number}.{one.index}] ({one.finish_reason}, {len(one.token_ids)} tokens)"
+            score = "" if one.score is None else f", score {one.score:.4f}"
+            head = f"[{number}.{one.index}] ({one.finish_reason}, {len(one.token_ids)} tokens{score})"
             text = one.text if llm.engine.model.tokenizer is not None else " ".join(map(str, one.token_ids))
             say(f"{head} {text}")
-    Talk().note(f"{count} tokens in {took:.2f} s, {llm.num_preemptions} preemptions")
+    Talk().note(f"{count} tokens in {took:.2f} s, {_told(llm.memory_use)}")
+
+
+def _told(use: MemoryUse) -> str:
+    """What happened to memory, as far as anything did."""
+    told = [f"{use.num_preemptions} preemptions"]
+    if use.most_shared_blocks:
+        told.append(f"up to {use.most_shared_blocks} blocks saved by sharing")
+    if use.copied_blocks:
+        told.append(f"{use.copied_blocks} blocks copied")
+    if use.swapped_out_blocks:
+        told.append(f"{use.swapped_out_blocks} swapped out and {use.swapped_in_blocks} in")
+    return ", ".join(told)

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from workloads import Trace
 
 
+OF_ANY_TRACE = ("num_samples", "beam_width", "samples_as")
+"""Of the workload's keys, those that stay where a trace is handed over: the others say what arrives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One run of the grid."""
@@ -76,7 +80,9 @@ class Plan:
 def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) -> Config:
     """The configuration with its defaults; idempotent. `has_trace`: something else says what arrives."""
     check_backend(config)
-    workload, kv = Workload() if has_trace else config.workload, config.kv
+    workload, kv = config.workload, config.kv
+    if has_trace:
+        workload = Workload(**{key: getattr(workload, key) for key in OF_ANY_TRACE})
     if workload.name is None and workload.trace is None and not has_trace:
         workload = workload.model_copy(update={"name": defaults.WORKLOAD})
     implied = defaults.OF_WORKLOAD.get(workload.name or "", defaults.OF_TRACE_FILES)

@@ -221,7 +221,8 @@ class Simulation:
             residency=_watched(allocator) if spec.record_residency else None,
         )
         capacity = spec.pool.capacity_blocks * spec.pool.block_size
-        lengths = LengthLimits(spec.limits.max_model_len, capacity, spec.too_long)
+        # Of a group each sequence may be as long as the pool holds of them side by side, whatever they share.
+        lengths = LengthLimits(spec.limits.max_model_len, capacity // spec.num_samples, spec.too_long)
         requests: Iterable[Request] = requests_of(trace, lengths, self._recorder.rows.append)
         if spec.num_samples > 1 or spec.beam_search:
             requests = (in_group(request, spec.num_samples, beam=spec.beam_search) for request in requests)

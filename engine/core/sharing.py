@@ -122,6 +122,6 @@ class Sharing:
         self._host.restore(requests, [host_id for host_id, _ in copies])
         if self.enable_caching:
             self.catch_up()
-            for request in requests:
-                self._commits.now(request, self._tables[request], request.num_computed_tokens // size)
+            for request, total in zip(requests, num_tokens, strict=True):
+                self._commits.now(request, self._tables[request], min(total, request.num_tokens) // size)
         return Grant([self._tables[request] for request in requests], to_device=copies)

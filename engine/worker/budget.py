@@ -85,3 +85,13 @@ def check_weights(device: torch.device, name: str, weights_bytes: int) -> None:
             f"{name}: its weights alone are {weights_bytes:,} bytes, but {device} has {free:,} of {total:,} free; use "
             "a smaller model, a narrower dtype, or a device with more memory"
         )
+
+
+def check_host_fits(num_blocks: int, block_bytes: int) -> None:
+    """EngineError if host memory has no room for so many blocks of sequences that are swapped out."""
+    asked, (free, _) = num_blocks * block_bytes, memory_of(torch.device("cpu"))
+    if asked > free:
+        raise EngineError(
+            f"{num_blocks:,} host blocks are {asked:,} bytes ({block_bytes:,} each), but {free:,} bytes of host memory "
+            f"are free: {free // block_bytes:,} blocks fit"
+        )

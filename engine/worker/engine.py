@@ -26,9 +26,9 @@ from engine.worker.budget import (
     EngineError,
     KVBudget,
     check_fits,
+    check_host_fits,
     check_weights,
     kv_budget,
-    memory_of,
 )
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
@@ -166,21 +166,12 @@ class Engine:
         self.backend.check_block_size(size)
         self.release()
         check_fits(self.device, allocator.num_blocks, self.block_bytes(size), self.config.kv_limit_bytes)
-        self._check_host(getattr(allocator, "host_blocks", 0), size)
+        check_host_fits(getattr(allocator, "host_blocks", 0), self.block_bytes(size))
         made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, beams=beams, watch=watch)
         if warm_up and self.device.type == "cuda":
             run_warm_up(made)
         self.executor_in_use = made
         return made
-
-    def _check_host(self, host_blocks: int, block_size: int) -> None:
-        """EngineError if host memory has no room for that many blocks."""
-        asked, (free, _) = host_blocks * self.block_bytes(block_size), memory_of(torch.device("cpu"))
-        if asked > free:
-            raise EngineError(
-                f"{host_blocks:,} host blocks are {asked:,} bytes, but {free:,} bytes of host memory are free: "
-                f"{free // self.block_bytes(block_size):,} fit"
-            )
 
     def _assemble(self, allocator: Any, kernel: Kernel, **options: Any) -> ModelExecutor:
         shape = self.architecture

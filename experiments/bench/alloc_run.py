@@ -118,7 +118,7 @@ def _serve(scheduler: Scheduler, allocator: TimedAllocator, rng: random.Random) 
     gc.collect()
     gc.disable()
     try:
-        while scheduler.running or scheduler.waiting:
+        while scheduler.has_work:
             stepped = step(scheduler, executor, cut=never_skip)
             num_steps, num_seqs = num_steps + 1, num_seqs + stepped.batch.num_seqs
             if scheduler.running:

@@ -235,7 +235,7 @@ def stepping(
 ) -> Iterator[Step]:
     """Steps until nobody runs or waits. `before` is told the number of each step that is about to run."""
     number, progress = 0, Progress(scheduler)
-    while scheduler.running or scheduler.waiting:
+    while scheduler.has_work:
         start = time.perf_counter_ns()
         batch = scheduler.schedule()
         decided = time.perf_counter_ns()

@@ -89,7 +89,7 @@ def _fig15(lab: Lab) -> list[Picture]:
             continue
         way, width = what.split("-")
         panel = {"parallel": "samples of a prompt", "beam": "beams of a search"}[way]
-        label = f"{'Alpaca' if lengths == 'alpaca' else 'ShareGPT'} {width}"
+        label = f"{'Alpaca' if lengths == 'alpaca' else 'ShareGPT'}\n{width}"
         rows.append({"panel": panel, "label": label, "ours": result.got, "paper": result.claim.expected})
     frame = pd.DataFrame(rows)
 

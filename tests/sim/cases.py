@@ -182,10 +182,9 @@ def random_case(seed: int, allocator: str | None = None) -> Case:
     return Case(seed, spec, trace, random_model(rng), tokens, rng.choice((0, 1, US // 4)))
 
 
-def random_shared_case(seed: int, allocator: str | None = None) -> Case:
-    """A random case whose requests are groups, or whose victims are swapped out and chosen by other rules.
-
-    A third has pools so tight and outputs so long that somebody has to give way."""
+def random_shared_case(seed: int, allocator: str | None = None, *, single: bool = False) -> Case:
+    """A random case whose requests are groups (unless `single`), or whose victims are swapped out and chosen by other
+    rules. Half of them have pools so tight and outputs so long that somebody has to give way."""
     rng = Random(f"shared {seed}")
     case = random_case(seed, allocator)
     pages = case.spec.allocator == "paged"
@@ -195,7 +194,7 @@ def random_shared_case(seed: int, allocator: str | None = None) -> Case:
         preemption=rng.choice(("recompute", "swap", "swap", "auto", "auto")) if host_blocks else "recompute",
         victim=rng.choice((None, None, "last", "least-computed", "priority")),
     )
-    width = rng.choice((1, 2, 2, 3, 4, 6))
+    width = 1 if single else rng.choice((1, 2, 2, 3, 4, 6))
     if width > 1 and rng.random() < 0.4:  # prompts that are found in the cache, and samples behind them that are not
         trace, _ = random_trace(rng, case.spec.pool.max_model_len, "blocks")
         case = replace(case, trace=trace, tokens=None)
@@ -211,7 +210,7 @@ def random_shared_case(seed: int, allocator: str | None = None) -> Case:
         pool=replace(case.spec.pool, host_blocks=host_blocks, capacity_blocks=capacity),
         limits=limits,
         num_samples=width,
-        beam_search=rng.random() < 0.35,
+        beam_search=rng.random() < 0.35 and not single,
     )
     tokens = case.tokens if width == 1 and not spec.beam_search else None
     return replace(case, spec=spec, tokens=tokens, swap_block_ps=rng.choice((0, 1, US // 8)))

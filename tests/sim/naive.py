@@ -37,7 +37,7 @@ class NaiveReplay:
         self.size, self.capacity = spec.pool.block_size, spec.pool.capacity_blocks
         self.paged = spec.allocator == "paged"
         self.pool: Any = NaivePaged(spec.pool) if self.paged else make_allocator(spec.allocator, spec.pool)
-        self.copy_block_ps = case.copy_block_ps
+        self.copy_block_ps, self.swap_block_ps = case.copy_block_ps, case.swap_block_ps
         self.end = None if spec.end_s is None else round(spec.end_s * 10**12)
         self.rows: list[Any] = []
         self.segments = [[0] * at.COLUMNS for _ in range(len(edges) + 1)]
@@ -48,6 +48,9 @@ class NaiveReplay:
         self.copies = 0
         self.running: list[NaiveRequest] = []
         self.waiting: list[NaiveRequest] = []
+        self.swapped: list[NaiveRequest] = []
+        self.swaps = [0, 0, 0]
+        """Blocks out, blocks in, refused."""
         lengths = LengthLimits(self.limits.max_model_len, self.capacity * self.size, spec.too_long)
         with prepared(case):
             made = [NaiveRequest(r) for r in simulate_module.requests_of(case.trace, lengths, self.rows.append)]
@@ -64,7 +67,7 @@ class NaiveReplay:
         now = 0
         while self.end is None or now < self.end:
             self.arrive(now)
-            if not self.running and not self.waiting:
+            if not self.running and not self.waiting and not self.swapped:
                 bounds = [r.arrival for r in self.outside.known[:1]] + [self.end] * (self.end is not None)
                 if not bounds:
                     break
@@ -76,7 +79,8 @@ class NaiveReplay:
                 break
         last = now if self.end is None else min(now, self.end)
         self.arrive(last if self.spec.max_concurrency is not None else None)
-        self.rows += [r.to_row("unfinished", -1) for r in self.running + self.waiting + self.outside.outside]
+        left = self.running + self.waiting + self.swapped + self.outside.outside
+        self.rows += [r.to_row("unfinished", -1) for r in left]
         return self.seen(last)
 
     def arrive(self, until: int | None) -> None:
@@ -101,11 +105,12 @@ class NaiveReplay:
         pairs = sum(n * context + n * (n + 1) // 2 for context, n in rows)
         features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs)
         end = now + self.model.duration(features) + self.copy_block_ps * self.num_copied
+        end += self.swap_block_ps * self.num_swapped
         self.over(now, end, self.state(refusal), steps=1)
         sampled = [r for r, _ in scheduled if r.computed == r.known]
         self.segments[bisect_right(self.edges, now)][at.COMPUTED] += features.num_new_tokens
         self.segments[bisect_right(self.edges, end)][at.EMITTED] += len(sampled)
-        if refusal and len(self.waiting) > 1:
+        if refusal and len(self.waiting) + len(self.swapped) > 1:
             start = self.blocked.pop()[0] if self.blocked and self.blocked[-1][1] == now else now
             self.blocked.append((start, end))
         if self.end is not None and end > self.end:
@@ -123,7 +128,7 @@ class NaiveReplay:
         done = [r for r in self.running if r.known == r.num_prompt_tokens + r.num_stop_tokens]
         for request in done:
             self.arrive(end - 1)
-            self.outside.ended(end, request, len(self.running + self.waiting))
+            self.outside.ended(end, request, len(self.running + self.waiting + self.swapped))
             self.release(request)
             status = "truncated" if request.max_tokens < request.oracle else "finished"
             self.rows.append(request.to_row(status, end))
@@ -133,6 +138,7 @@ class NaiveReplay:
     def schedule(self, now: int) -> tuple[list[tuple[NaiveRequest, int]], Refusal | None]:
         budget, counts, lost = self.limits.max_num_batched_tokens, {}, False
         moves: dict[NaiveRequest, Any] = {}
+        swaps_before = sum(self.swaps[:2])
         for request in list(self.running):
             if request not in self.running or budget <= 0:
                 continue
@@ -157,7 +163,12 @@ class NaiveReplay:
         self.copies += self.num_copied
         for request, count in counts.items():
             request.compute(count)
-        refusal = None if lost else self.admit(now, budget, counts)
+        refusal = None
+        if not lost:
+            budget, refusal = self.bring_back(now, budget, counts)
+            if not self.swapped:
+                refusal = self.admit(now, budget, counts)
+        self.num_swapped = sum(self.swaps[:2]) - swaps_before
         return list(counts.items()), refusal
 
     def capped(self, count: int) -> int:
@@ -165,19 +176,55 @@ class NaiveReplay:
         return threshold if 0 < threshold < count and len(self.running) + len(self.waiting) > 1 else count
 
     def victim(self) -> NaiveRequest:
-        if self.limits.policy == "fcfs":
+        rule = self.limits.victim or ("last" if self.limits.policy == "fcfs" else "priority")
+        if rule == "last":
             return self.running[-1]
+        if rule == "least-computed":
+            return min(reversed(self.running), key=lambda r: r.computed)
         return max(self.running, key=lambda r: (r.priority, r.arrival, r.request_id))
 
     def preempt(self, now: int, victim: NaiveRequest) -> None:
+        kept = self.swap_out(victim)
         self.release(victim)
-        victim.computed, victim.preempted_at = 0, now
+        victim.preempted_at = now
         victim.num_preemptions += 1
         self.starts.append(now)
+        if not kept:
+            victim.computed = 0
+        queue = self.swapped if kept else self.waiting
+        queue.insert(0, victim)
         if self.limits.policy == "priority":
-            self.enqueue(victim)
-        else:
-            self.waiting.insert(0, victim)
+            queue.sort(key=lambda r: (r.priority, r.arrival, r.request_id))
+
+    def swap_out(self, victim: NaiveRequest) -> bool:
+        """Whether host memory keeps what the victim has computed."""
+        if self.limits.preemption != "swap" or not victim.computed:
+            return False
+        blocks = self.pool.swap_out(victim)
+        self.swaps[0] += blocks
+        self.swaps[2] += not blocks
+        return bool(blocks)
+
+    def bring_back(self, now: int, budget: int, counts: dict[NaiveRequest, int]) -> tuple[int, Refusal | None]:
+        """What is left of the budget, and the refusal if memory stopped it."""
+        while self.swapped and len(self.running) < self.limits.max_num_seqs:
+            request = self.swapped[0]
+            count = self.capped(request.known - request.computed)
+            if self.limits.chunked_prefill:
+                count = min(count, budget)
+            if not 0 < count <= budget:
+                break
+            answer = self.pool.swap_in(request, request.computed + count, others_running=bool(self.running))
+            if isinstance(answer, Refusal):
+                return budget, answer
+            budget -= count
+            self.running.append(self.swapped.pop(0))
+            self.swaps[1] += -(-request.computed // self.size)
+            self.ends.append(now)
+            request.preempted += now - request.preempted_at
+            request.compute(count)
+            counts[request] = count
+        return budget, None
 
     def release(self, request: NaiveRequest) -> None:
         self.freed.append((request.request_id, request.computed, tuple(self.pool.block_table(request))))
@@ -289,6 +336,7 @@ class NaiveReplay:
             "free queue": self.pool.queue if self.paged else free_queue(self.pool),
             "makespan": makespan,
             "copies": self.copies,
+            "swaps": tuple(self.swaps),
         }
 
 

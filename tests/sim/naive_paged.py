@@ -20,6 +20,8 @@ class NaivePaged:
         self.keys: dict[int, Hashable] = {}
         """Content of cached blocks, in the order in which it was committed."""
         self.tables: dict[Any, list[int]] = {}
+        self.on_host: dict[Any, int] = {}
+        """Host blocks of those that are swapped out."""
 
     def blocks(self, tokens: int) -> int:
         return -(-min(tokens, self.limit) // self.size)
@@ -82,6 +84,23 @@ class NaivePaged:
         loose = [block_id for block_id in reversed(table) if block_id not in held]
         to_front = [b for b in loose if b not in self.keys and self.config.freed_to == "front"]
         self.queue = to_front + self.queue + [b for b in loose if b not in to_front]
+
+    def swap_out(self, request: Any) -> int:
+        """How many blocks go to the host; 0 if they find no room there."""
+        needed = self.blocks(request.computed)
+        if needed > self.config.host_blocks - sum(self.on_host.values()):
+            return 0
+        self.on_host[request] = needed
+        return needed
+
+    def swap_in(self, request: Any, tokens: int, *, others_running: bool) -> Grant | Refusal:
+        needed = self.blocks(tokens)
+        if needed + (self.reserve if others_running else 0) > len(self.queue):
+            return Refusal(Reason.NO_FREE_BLOCKS, needed, len(self.queue))
+        self.tables[request] = []
+        self.grow(request, tokens)
+        del self.on_host[request]
+        return Grant()
 
     def block_table(self, request: Any) -> list[int]:
         return self.tables[request]

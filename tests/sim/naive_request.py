@@ -16,6 +16,7 @@ class NaiveRequest:
         self.oracle = request.oracle_output_tokens
         self.num_stop_tokens = min(self.oracle, self.max_tokens)
         self.content = request.content
+        self.group = None
         self.computed, self.known = 0, self.num_prompt_tokens
         self.blocks, self.row, self.num_hashed = None, 0, 0
         self.first_scheduled = self.first_token = self.preempted_at = -1

@@ -26,6 +26,12 @@ def test_groups_of_any_allocator_are_the_same_stepped_skipped_cut_and_shadowed(s
     check_shared(random_shared_case(seed, allocator))
 
 
+@given(seed=SEEDS)
+@random_cases(100)
+def test_victims_and_swaps_of_single_sequences_are_those_of_the_naive_reference(seed):
+    check_shared(random_shared_case(seed, "paged", single=True))
+
+
 def test_the_shared_cases_meet_what_they_are_meant_to_meet():
     met: Counter[str] = Counter()
     for seed in range(120):

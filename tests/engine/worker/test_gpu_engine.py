@@ -89,7 +89,7 @@ def serve(engine, name="paged", *, slots=4096, size=16, count=80, kernel="paged"
     preemptions = 0
     torch.cuda.synchronize()
     began = time.perf_counter()
-    while scheduler.running or scheduler.waiting:
+    while scheduler.has_work:
         preemptions += len(step(scheduler, executor).batch.preempted)
         if each is not None:
             each(executor)
@@ -151,7 +151,7 @@ def test_forced_tokens_give_the_logits_of_the_reference(folder):
         for row, text in enumerate(tokens):
             content = TokenContent(list(text))
             scheduler.add(Request(row, len(text) - 12, 12, content=content))
-        while scheduler.running or scheduler.waiting:
+        while scheduler.has_work:
             step(scheduler, executor)
 
     run(engine, found)
