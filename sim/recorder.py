@@ -89,6 +89,8 @@ class Recorder:
                 self._progress[child].start = num_tokens
             elif self._progress[child].preempted_at >= 0:
                 self._progress[child].resume(now, num_tokens)
+            if self._last_blocks is not None and child.decoding is None:  # the step's budget did not reach it
+                self._last_blocks.share(child)
         for request, lost, _ in batch.preempted:
             self._pool.drop(request)
             progress = self._progress[request]
