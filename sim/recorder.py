@@ -21,6 +21,7 @@ from sim.rows import Progress
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
+    from engine.core.group import Group
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
 
@@ -170,7 +171,8 @@ class Recorder:
             state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
             for chunk in batch.chunks:
-                emitted += chunk.completes * num_sampled(chunk.request)
+                if chunk.completes:
+                    emitted += 1 if chunk.request.group is None else num_sampled(chunk.request.group)
             if self.steps is not None:
                 self._record_step(start, batch, result, state)
             self.integrals.add_step(start, result.duration, state, emitted, batch.num_new_tokens)
@@ -243,24 +245,27 @@ class Recorder:
 
     def finished(self, now: int, finished: Sequence[Request]) -> None:
         """Rows of requests that stopped at `now`."""
+        groups: dict[Group, None] = {}
         for request in finished:
             self._pool.drop(request)
-            if request in self._progress:  # else it sampled its only token beside its leader's
-                self._progress[request].recount(request.computed)
-        for request in finished:
-            if request.group is None or (request is request.group.members[-1] and not request.group.live()):
-                truncated = request.max_tokens < request.oracle_output_tokens
-                self._write(request, "truncated" if truncated else "finished", now)
+            if request.group is None:
+                progress = self._progress.pop(request)
+                progress.recount(request.computed)
+                self.rows.append(progress.row(request, stopped_as(request), now))
+            else:
+                groups[request.group] = None
+                if request in self._progress:  # else it sampled its only token beside its leader's
+                    self._progress[request].recount(request.computed)
+        for group in groups:
+            if not group.live():
+                self._write(group.leader, stopped_as(group.leader), now)
 
     def _write(self, request: Request, status: str, finish: int) -> None:
-        """The row of a request, or of the group that it is the last one of."""
-        leader = request
-        if request.group is not None:
-            leader = request.group.leader
-            for member in request.group.members[1:]:
-                if member in self._progress:
-                    self._progress[leader].absorb(self._progress.pop(member))
-        self.rows.append(self._progress.pop(leader).row(leader, status, finish))
+        """The row of a request, or of the group that it leads."""
+        for member in request.group.members[1:] if request.group else ():
+            if member in self._progress:
+                self._progress[request].absorb(self._progress.pop(member))
+        self.rows.append(self._progress.pop(request).row(request, status, finish))
 
     def turn_away(self, request: Request, status: str) -> None:
         """A request that is not replayed keeps its row."""
@@ -280,10 +285,14 @@ class Recorder:
         self.rows.sort()
 
 
-def num_sampled(request: Request) -> int:
-    """Tokens sampled where a request completes a chunk: of a prompt, one for each sequence that will be forked."""
-    group = request.group
-    return 1 if group is None or group.forked else len(group.members)
+def stopped_as(request: Request) -> str:
+    """How a request ends that has sampled its last token."""
+    return "truncated" if request.max_tokens < request.oracle_output_tokens else "finished"
+
+
+def num_sampled(group: Group) -> int:
+    """Tokens sampled where a member completes a chunk: of the prompt, one for each sequence that will be forked."""
+    return 1 if group.forked else len(group.members)
 
 
 def stands_for_group(request: Request) -> bool:

@@ -37,7 +37,7 @@ def test_victims_and_swaps_of_single_sequences_are_those_of_the_naive_reference(
 
 
 def test_searches_that_wait_for_budget_count_a_last_block_that_they_share_once():
-    """A budget for one search at a time: beams that start again from another one have its last block until they write."""
+    """A budget for one search at a time: beams that start again have the other's last block until they write."""
     case = random_shared_case(501, "paged")
     assert case.spec.num_samples > 1
     limits = replace(case.spec.limits, max_num_batched_tokens=case.spec.num_samples + 1, chunked_prefill=True)
