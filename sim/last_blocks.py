@@ -97,6 +97,10 @@ class LastBlocks:
         self.empty_slots -= self._tails.pop(request, 0)
         self._ends.pop(request, None)
 
+    def share(self, request: Request) -> None:
+        """The request holds another one's last block, which counts there, until it writes."""
+        self.empty_slots -= self._tails.pop(request, 0)
+
     def _begin(self, request: Request, tail: int) -> None:
         self._tails[request] = tail
         self.empty_slots += tail

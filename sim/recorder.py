@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.allocator import KVAllocator, Regions
-from engine.core.group import members_of, over
+from engine.core.group import members_of
 from sim import integrals as at
 from sim.int_log import IntLog
 from sim.integrals import NO_EDGE, Integrals
@@ -21,6 +21,7 @@ from sim.rows import Progress
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
+    from engine.core.group import Group
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.residency import Residency
@@ -93,6 +94,8 @@ class Recorder:
                 self._progress[child].start = num_tokens
             elif self._progress[child].preempted_at >= 0:
                 self._progress[child].resume(now, num_tokens)
+            if self._last_blocks is not None and child.decoding is None:  # the step's budget did not reach it
+                self._last_blocks.share(child)
         for request, lost, _ in batch.preempted:
             self._pool.drop(request)
             progress = self._progress[request]
@@ -174,7 +177,8 @@ class Recorder:
             state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
             for chunk in batch.chunks:
-                emitted += chunk.completes * num_sampled(chunk.request)
+                if chunk.completes:
+                    emitted += 1 if chunk.request.group is None else num_sampled(chunk.request.group)
             if self.steps is not None:
                 self._record_step(start, batch, result, state)
             self.integrals.add_step(start, result.duration, state, emitted, batch.num_new_tokens)
@@ -249,23 +253,27 @@ class Recorder:
         """Rows of requests that stopped at `now`."""
         if self.residency is not None:
             self.residency.drain(now)
+        groups: dict[Group, None] = {}
         for request in finished:
             self._pool.drop(request)
-            if request in self._progress:  # else it sampled its only token beside its leader's
-                self._progress[request].recount(request.computed)
-        for request in over(finished):
-            truncated = request.max_tokens < request.oracle_output_tokens
-            self._write(request, "truncated" if truncated else "finished", now)
+            if request.group is None:
+                progress = self._progress.pop(request)
+                progress.recount(request.computed)
+                self.rows.append(progress.row(request, stopped_as(request), now))
+            else:
+                groups[request.group] = None
+                if request in self._progress:  # else it sampled its only token beside its leader's
+                    self._progress[request].recount(request.computed)
+        for group in groups:
+            if not group.live():
+                self._write(group.leader, stopped_as(group.leader), now)
 
     def _write(self, request: Request, status: str, finish: int) -> None:
-        """The row of a request, or of the group that it is the last one of."""
-        leader = request
-        if request.group is not None:
-            leader = request.group.leader
-            for member in request.group.members[1:]:
-                if member in self._progress:
-                    self._progress[leader].absorb(self._progress.pop(member))
-        self.rows.append(self._progress.pop(leader).row(leader, status, finish))
+        """The row of a request, or of the group that it leads."""
+        for member in request.group.members[1:] if request.group else ():
+            if member in self._progress:
+                self._progress[request].absorb(self._progress.pop(member))
+        self.rows.append(self._progress.pop(request).row(request, status, finish))
 
     def turn_away(self, request: Request, status: str) -> None:
         """A request that is not replayed keeps its row."""
@@ -287,10 +295,14 @@ class Recorder:
         self.rows.sort()
 
 
-def num_sampled(request: Request) -> int:
-    """Tokens sampled where a request completes a chunk: of a prompt, one for each sequence that will be forked."""
-    group = request.group
-    return 1 if group is None or group.forked else len(group.members)
+def stopped_as(request: Request) -> str:
+    """How a request ends that has sampled its last token."""
+    return "truncated" if request.max_tokens < request.oracle_output_tokens else "finished"
+
+
+def num_sampled(group: Group) -> int:
+    """Tokens sampled where a member completes a chunk: of the prompt, one for each sequence that will be forked."""
+    return 1 if group.forked else len(group.members)
 
 
 def stands_for_group(request: Request) -> bool:

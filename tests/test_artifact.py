@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from experiments.cli import app
-from experiments.paper import later
 from experiments.paper.verb import EXPERIMENTS, NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +39,6 @@ def test_every_name_of_reproduce_exists_and_every_experiment_is_listed():
 
     assert named <= {*NAMES, "all"}
     assert set(EXPERIMENTS) <= named
-    assert named & set(later.LATER) == {"fig14"}
 
 
 def test_every_test_and_target_exists():

@@ -43,7 +43,9 @@ class Scheduler(Running):
     # requests -----------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request that the allocator does not refuse for ever."""
+        """Queues a request that the allocator does not refuse for ever. ValueError for a group that it cannot fork."""
+        if request.group is not None and not hasattr(self.allocator, "fork"):
+            raise ValueError(f"{request} is a group, and {type(self.allocator).__name__} has no fork()")
         self.waiting.append(request)
 
     def refuses_forever(self, request: Request) -> bool:

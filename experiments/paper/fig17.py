@@ -16,7 +16,7 @@ from experiments.paper.session_curves import CACHED, Panel, SessionKey
 from sim.cost import PAPER_13B
 from sim.cost_executor import CostExecutor
 from sim.simulate import Run, simulate
-from workloads import Trace, session_trace
+from workloads import Trace
 
 GAIN: Final = 2.0
 CONCURRENT: Final = 7
@@ -39,6 +39,8 @@ WHY_ORCAS: Final = "first rounds have prompts under 1,024 tokens, of which reser
 
 def backlog(lab: Lab) -> Trace:
     """Requests that all wait from the start, with prompts of 1,024 tokens and the workload's answers."""
+    from workloads import session_trace
+
     given = {"sharegpt": lab.lengths["sharegpt"]} if lab.is_real("sharegpt") else None
     drawn = session_trace("paper-fig17", 0, None, given, rate_per_s=1.0, num_requests=BACKLOG)
     return Trace.build([0] * BACKLOG, [PROMPT] * BACKLOG, drawn.num_output_tokens, name="full prompts")

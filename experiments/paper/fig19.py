@@ -70,7 +70,7 @@ def judge_a(lab: Lab) -> list[Result]:
         why_reported="the axis has no printed values: the text calls 16 to 64 comparable",
     )
     top = Claim(
-        "fig19a/top", "swapping out and in at block size 1", 140.0, "ms", 5.0, "Fig 19a: the axis ends there", "D"
+        "fig19a/top", "swapping out and in at block size 1", 140.0, "ms", 5.0, "Fig 19a: the axis ends there", "A"
     )
     ends = replace(top, deviations=("pcie-model",), fitted=True)
     floor = Claim("fig19a/floor", "swapping one way at block size 256, at least its bytes at 25 GB/s", 8.4, "ms", 0.5)

@@ -13,7 +13,7 @@ from experiments.paper.sharing_runs import transfers
 from sim.cost import PAPER_13B
 from sim.cost_executor import CostExecutor
 from sim.simulate import RunSpec, simulate
-from workloads import Trace, session_trace
+from workloads import Trace
 
 Rates = Mapping[str, tuple[float, ...]]
 CACHED: Final = "paged"
@@ -33,6 +33,8 @@ class SessionKey(NamedTuple):
 
     def trace(self, lengths: Lengths) -> Trace:
         """Its first `duration_s` seconds."""
+        from workloads import session_trace
+
         given = {name: pairs for name, pairs in lengths.items() if name == "sharegpt" and self.workload.endswith("17")}
         trace = session_trace(self.workload, self.seed, None, given or None, rate_per_s=self.rate_per_s)
         return trace.window(0, self.duration_s)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments.figures.panels import legend_of
-from experiments.paper import fig14, fig15, fig19
+from experiments.paper import fig14, fig15, fig16, fig17, fig19
 from experiments.paper.experiment import Picture
 from experiments.paper.rates import LATENCY, THRESHOLD_S, Curve
 from experiments.paper.runs import NUM_BLOCKS, Lab
@@ -28,7 +28,8 @@ def _caption(lab: Lab, name: str, *parts: str) -> str:
 
 def _requests(points: Sequence[Mapping[str, float]]) -> str:
     counts = [int(point["num_requests"]) for point in points]
-    return f"n = {min(counts):,} to {max(counts):,} requests a run"
+    low, high = min(counts), max(counts)
+    return f"n = {low:,} requests a run" if low == high else f"n = {low:,} to {high:,} requests a run"
 
 
 def panels(
@@ -77,6 +78,27 @@ def _fig14(lab: Lab) -> list[Picture]:
     )
     lengths = f"alpaca {'as given' if lab.is_real('alpaca') else 'stand-in'}"
     return [panels(lab, "fig14", "Fig 14: samples and beams, OPT-13B, Alpaca", claim, curves, lengths)]
+
+
+def _fig16(lab: Lab) -> list[Picture]:
+    curves = {
+        (name, system): panel.curve(lab, system) for name, panel in fig16.PANELS.items() for system in panel.rates(lab)
+    }
+    claim = (
+        "Every request begins with the same examples. Paged memory keeps one copy of them, computed once; reservations "
+        "keep one a request and compute each. The longer the examples, the more load that carries."
+    )
+    return [panels(lab, "fig16", "Fig 16: a shared prefix, LLaMA-13B, WMT16", claim, curves, "wmt16 stand-in")]
+
+
+def _fig17(lab: Lab) -> list[Picture]:
+    curves = {("chatbot", system): fig17.PANEL.curve(lab, system) for system in fig17.PANEL.rates(lab)}
+    claim = (
+        "Prompts are the last 1,024 tokens of a talk, so that every reservation is rounded up to 2,048 tokens, however "
+        "well the answer's length is known: the three Orcas are nearly one. Paged memory takes what is there."
+    )
+    lengths = f"sharegpt {'as given' if lab.is_real('sharegpt') else 'stand-in'}"
+    return [panels(lab, "fig17", "Fig 17: a chatbot, OPT-13B, ShareGPT", claim, curves, lengths)]
 
 
 def _fig15(lab: Lab) -> list[Picture]:
@@ -172,6 +194,8 @@ def _fig19b(lab: Lab) -> list[Picture]:
 SHARING: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig14": _fig14,
     "fig15": _fig15,
+    "fig16": _fig16,
+    "fig17": _fig17,
     "fig19a": _fig19a,
     "fig19b": _fig19b,
 }

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from engine.core.suggestion import unknown_name
 from experiments.exits import BUG, NO_DEVICE, UsageError
-from experiments.paper import later, show
+from experiments.paper import show
 from experiments.paper.alignment import ALIGNMENT
 from experiments.paper.block_size import BLOCK_SIZE
 from experiments.paper.cache_lab import CacheLab
@@ -29,6 +29,8 @@ from experiments.paper.fig13a import FIG13A
 from experiments.paper.fig13b import FIG13B
 from experiments.paper.fig14 import FIG14
 from experiments.paper.fig15 import FIG15
+from experiments.paper.fig16 import FIG16
+from experiments.paper.fig17 import FIG17
 from experiments.paper.fig18a import FIG18A, KERNEL_BLOCK_SIZE
 from experiments.paper.fig18b import FIG18B
 from experiments.paper.fig19 import FIG19A, FIG19B
@@ -53,14 +55,14 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     experiment.name: experiment
     for experiment in (
         *(FIG1, FIG2, FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, TABLE1, *FIG12, FIG13A, FIG13B, BLOCK_SIZE, CHAPTER),
-        *(FIG14, FIG15, FIG19A, FIG19B),
+        *(FIG14, FIG15, FIG16, FIG17, FIG19A, FIG19B),
         *(UPPER_BOUND, WASTE_VS_VARIANCE, CONCURRENCY, ALIGNMENT, TABLE_BYTES),
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
         SHARED_PREFIX_DECODE,
         *(MOONCAKE, GATE_STORM, WATERMARK, PREFIX_OVERHEAD),
     )
 }
-NAMES: Final = (*EXPERIMENTS, *later.LATER)
+NAMES: Final = tuple(EXPERIMENTS)
 LENGTH_SETS: Final = ("sharegpt", "alpaca")
 SCHEMA_VERSION: Final = 1
 
@@ -87,8 +89,8 @@ def reproduce(
     cache_blocks: Sequence[int] = (),
     out: Path | None = None,
 ) -> int:
-    """Exit code: 0 nothing missed, 1 a figure failed, 3 only names that are not measured yet or whose file was not
-    named, 4 a miss, 6 only what this machine lacks something for; UsageError for unknown names.
+    """Exit code: 0 nothing missed, 1 a figure failed, 3 only names whose file was not named, 4 a miss, 6 only what this
+    machine lacks something for; UsageError for unknown names.
 
     No name, or `all`, means everything. `seeds` is their number (10, or 3 with `quick`). Tables, or exactly one JSON
     object, go to standard output, everything else to standard error; JSON, figures and a page also into `out`.
@@ -110,8 +112,6 @@ def reproduce(
     code = exit_code(results)
     if out is not None and _write(out, sections, lab):
         code = BUG
-    if code == NOTHING_MEASURED and set(chosen) <= set(later.LATER):
-        _say(f"nothing was measured: no code yet for {', '.join(chosen)}")
     for lacking in dict.fromkeys(result.lacking for result in results if result.lacking):
         _say(lacking)
     return code
@@ -148,14 +148,13 @@ def exit_code(results: Sequence[Result]) -> int:
 
 def measure(chosen: Sequence[str], lab: Lab) -> list[Section]:
     """All runs first, so that they share processes; then the verdicts, name by name."""
-    wanted = [EXPERIMENTS[name] for name in chosen if name in EXPERIMENTS]
+    wanted = [EXPERIMENTS[name] for name in chosen]
     keys = list(dict.fromkeys(key for experiment in wanted for key in experiment.runs(lab)))
     if keys:
         num_seeds = len({key.seed for key in keys})
         _say(f"{_counted(len(keys), 'simulated run')}, {_counted(num_seeds, 'seed')}")
     lab.measure(keys, _progress)
-    sections = [Section(e.name, e.title, e.judge(lab), e.tables(lab)) for e in wanted]
-    return sections + [Section(name, f"{name}: not yet", later.results(name)) for name in chosen if name in later.LATER]
+    return [Section(e.name, e.title, e.judge(lab), e.tables(lab)) for e in wanted]
 
 
 def document(sections: Sequence[Section], lab: Lab) -> dict[str, Any]:
@@ -177,14 +176,10 @@ def document(sections: Sequence[Section], lab: Lab) -> dict[str, Any]:
 
 def _print(sections: Sequence[Section], results: Sequence[Result]) -> None:
     out, footnotes = show.console(), show.numbers_of(results)
-    pending = [section for section in sections if section.name in later.LATER]
     for section in sections:
-        if section not in pending:
-            show.show_claims(out, section.title, section.results, footnotes)
-            for table in section.tables:
-                show.show_table(out, table)
-    if pending:
-        show.show_claims(out, "Not yet", [r for section in pending for r in section.results], footnotes)
+        show.show_claims(out, section.title, section.results, footnotes)
+        for table in section.tables:
+            show.show_table(out, table)
     show.show_deviations(out, footnotes)
     out.print(show.tally(results))
 

@@ -22,7 +22,8 @@ def model(tmp_path_factory):
 
 
 def call(model, *words):
-    fixed = ("--backend", "cpu", "--num-blocks", "20", "--block-size", "4", "--weights-seed", "1")
+    fixed = ["--backend", "cpu", "--block-size", "4", "--weights-seed", "1"]
+    fixed += [] if "--num-blocks" in words else ["--num-blocks", "20"]
     return main(["generate", "-m", model, *words, *fixed])
 
 
@@ -53,6 +54,44 @@ def test_allocators_agree(model, allocator, capsys):
     assert json.loads(capsys.readouterr().out)["answers"] == paged
 
 
+def said(model, capsys, *words):
+    assert call(model, "5,6,7,8,9,1", "8,9", "--token-ids", "--max-tokens", "6", *words, "--json") == exits.OK
+    return json.loads(capsys.readouterr().out)
+
+
+def test_samples_are_the_same_forked_or_not_and_memory_says_what_was_shared(model, capsys):
+    words = ("--n", "3", "--temperature", "0.9")
+    forked, requests = (said(model, capsys, *words, "--samples", how) for how in ("fork", "requests"))
+    assert forked["answers"] == requests["answers"]
+    assert forked["memory"]["copied_blocks"] > 0
+    assert forked["memory"]["most_shared_blocks"] > 0
+    assert requests["memory"]["copied_blocks"] == 0
+
+
+def test_swapping_changes_no_answer_and_is_counted(model, capsys):
+    words = ("-n", "3", "--temperature", "0.9", "--num-blocks", "8")
+    again = said(model, capsys, *words)
+    swapped = said(model, capsys, *words, "--preemption", "swap", "--host-blocks", "12")
+    assert swapped["answers"] == again["answers"]
+    assert again["memory"]["num_preemptions"] > 0
+    assert (again["memory"]["swapped_out_blocks"], again["memory"]["host_blocks"]) == (0, 0)
+    assert swapped["memory"]["swapped_in_blocks"] >= swapped["memory"]["swapped_out_blocks"] > 0
+    assert swapped["memory"]["host_blocks"] == 12
+
+
+def test_a_search_gives_its_beams_best_first_with_their_scores(model, capsys):
+    search = said(model, capsys, "--beam-width", "3", "--early-stopping", "never", "--length-penalty", "0.5")
+    for answer in search["answers"]:
+        scores = [one["score"] for one in answer["outputs"]]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        assert all(one["cumulative_logprob"] < one["score"] < 0 for one in answer["outputs"])
+    assert call(model, "5", "--token-ids", "--max-tokens", "2", "--beam-width", "2") == exits.OK
+    shown = capsys.readouterr()
+    assert shown.out.startswith("[0.0] (length, 2 tokens, score -")
+    assert "blocks saved by sharing" in shown.err
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
@@ -65,6 +104,16 @@ def test_allocators_agree(model, allocator, capsys):
         (("1", "--token-ids", "--kernel", "contiguous"), "not adjacent"),
         (("1", "--token-ids", "--kernel", "page"), "unknown kernel 'page'"),
         (("1", "--token-ids", "--max-tokens", "0"), "max_tokens"),
+        (("1", "--token-ids", "-n", "65"), "n=65 sequences run together, and max_num_seqs is 64"),
+        (("1", "--token-ids", "--samples", "both"), "--samples knows fork, requests, got 'both'"),
+        (("1", "--token-ids", "--preemption", "drop"), "--preemption knows recompute, swap, auto"),
+        (("1", "--token-ids", "--early-stopping", "no!", "--beam-width", "2"), "--early-stopping knows yes, no, never"),
+        (("1", "--token-ids", "--beam-width", "2", "--temperature", "1"), "leave --temperature 1 out"),
+        (("1", "--token-ids", "--beam-width", "2", "-n", "2"), "leave -n 2 out"),
+        (("1", "--token-ids", "--length-penalty", "2"), "give a beam_width"),
+        (("1", "--token-ids", "-n", "2", "--allocator", "contiguous-chunk(8)-best-fit"), "serves no groups"),
+        (("1", "--token-ids", "--preemption", "swap", "--allocator", "orca-max"), "orca-max swaps nothing"),
+        (("1", "--token-ids", "--host-blocks", "4"), "with 'recompute' nothing is swapped"),
     ],
 )
 def test_mistakes_are_the_users(model, words, complaint, capsys):

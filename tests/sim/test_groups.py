@@ -284,3 +284,21 @@ def test_a_group_has_at_least_one_sequence():
     with pytest.raises(ValueError, match="at least one sequence, got 0"):
         in_group(Request(0, 4, 4), 0)
     assert in_group(Request(0, 4, 4), 1).group is None
+
+
+def test_an_allocator_that_cannot_fork_serves_no_groups():
+    class Alone:
+        """Everything but forks."""
+
+        def __init__(self, allocator: Any) -> None:
+            self._allocator = allocator
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "fork":
+                raise AttributeError(name)
+            return getattr(self._allocator, name)
+
+    scheduler = Scheduler(LIMITS, Alone(make_allocator("paged", pool_of(8))))
+    scheduler.add(Request(0, 4, 4))
+    with pytest.raises(ValueError, match=r"is a group, and Alone has no fork\(\)"):
+        scheduler.add(in_group(Request(1, 4, 4), 2))

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.last_blocks import LastBlocks
 from tests.sim.cases import CONTIGUOUS, random_shared_case
 from tests.sim.check import check_shared
+from tests.sim.planting import instead
 from tests.sim.test_skipping import random_cases
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 @given(seed=SEEDS)
-@random_cases(150)
+@random_cases(100)
 def test_paged_groups_are_the_same_stepped_skipped_cut_and_shadowed(seed):
     check_shared(random_shared_case(seed, "paged"))
 
 
 @given(seed=SEEDS, allocator=st.sampled_from((*CONTIGUOUS, "contiguous-limit-first-fit", None)))
-@random_cases(50)
+@random_cases(40)
 def test_groups_of_any_allocator_are_the_same_stepped_skipped_cut_and_shadowed(seed, allocator):
     check_shared(random_shared_case(seed, allocator))
 
 
 @given(seed=SEEDS)
-@random_cases(100)
+@random_cases(70)
 def test_victims_and_swaps_of_single_sequences_are_those_of_the_naive_reference(seed):
     check_shared(random_shared_case(seed, "paged", single=True))
+
+
+def test_searches_that_wait_for_budget_count_a_last_block_that_they_share_once():
+    """A budget for one search at a time: beams that start again have the other's last block until they write."""
+    case = random_shared_case(501, "paged")
+    assert case.spec.num_samples > 1
+    limits = replace(case.spec.limits, max_num_batched_tokens=case.spec.num_samples + 1, chunked_prefill=True)
+    case = replace(case, spec=replace(case.spec, limits=limits, beam_search=True))
+    check_shared(case)
+    ignoring = instead(LastBlocks, "share", lambda original, blocks, request: None)
+    with ignoring, pytest.raises(AssertionError, match="block by block"):
+        check_shared(case)
 
 
 def test_the_shared_cases_meet_what_they_are_meant_to_meet():
