@@ -181,6 +181,22 @@ def window_of(spec: RunSpec, last_arrival: int) -> Window | None:
     return Window(0, last_arrival, "arrivals") if last_arrival else None
 
 
+def _recorder(spec: RunSpec, scheduler: Scheduler, window: Window | None, edges: Sequence[int], last: int) -> Recorder:
+    """What watches the run; pictures are spread up to `last`."""
+    record: Callable[..., Recorder] = Recorder
+    if spec.record_sharing:
+        start, stop = (window.start, window.stop) if window else (0, None)
+        record = partial(SharingRecorder, start=start, stop=stop)
+    return record(
+        scheduler,
+        edges,
+        final_tokens=_final_tokens(spec.final_token_has_slot),
+        snapshot_times=_snapshot_times(last, spec.num_snapshots),
+        record_steps=spec.record_steps,
+        residency=_watched(scheduler.allocator) if spec.record_residency else None,
+    )
+
+
 class Simulation:
     """One run in three parts: everything is built, then replayed, then read off."""
 
@@ -208,18 +224,7 @@ class Simulation:
         span = max(last, window.stop if window else 0, end or 0)
         self._bins = grid(span)
         edges = set(self._bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
-        record: Callable[..., Recorder] = Recorder
-        if spec.record_sharing:
-            start, stop = (window.start, window.stop) if window else (0, None)
-            record = partial(SharingRecorder, start=start, stop=stop)
-        self._recorder = record(
-            scheduler,
-            sorted(edges - {0}),
-            final_tokens=_final_tokens(spec.final_token_has_slot),
-            snapshot_times=_snapshot_times(end or last, spec.num_snapshots),
-            record_steps=spec.record_steps,
-            residency=_watched(allocator) if spec.record_residency else None,
-        )
+        self._recorder = _recorder(spec, scheduler, window, sorted(edges - {0}), end or last)
         capacity = spec.pool.capacity_blocks * spec.pool.block_size
         # Of a group each sequence may be as long as the pool holds of them side by side, whatever they share.
         lengths = LengthLimits(spec.limits.max_model_len, capacity // spec.num_samples, spec.too_long)
