@@ -17,7 +17,7 @@ from sim.integrals import NO_EDGE, Integrals
 from sim.pool_state import PoolState
 from sim.progression import boundary_after
 from sim.row_store import RowStore
-from sim.rows import Progress
+from sim.rows import Progress, num_sampled, stands_for_group, stopped_as
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, StepResult
@@ -293,18 +293,3 @@ class Recorder:
             if request.sample == 0:
                 self._write(request, "unfinished", -1)
         self.rows.sort()
-
-
-def stopped_as(request: Request) -> str:
-    """How a request ends that has sampled its last token."""
-    return "truncated" if request.max_tokens < request.oracle_output_tokens else "finished"
-
-
-def num_sampled(group: Group) -> int:
-    """Tokens sampled where a member completes a chunk: of the prompt, one for each sequence that will be forked."""
-    return 1 if group.forked else len(group.members)
-
-
-def stands_for_group(request: Request) -> bool:
-    """Whether this is the member by which its group counts: the first that lives, or the leader where none does."""
-    return request.group is None or request is next(iter(request.group.live()), request.group.leader)

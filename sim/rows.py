@@ -104,3 +104,18 @@ class Progress:
             self.preempted,
         )
         return new_tuple(RequestRow, fields)
+
+
+def stopped_as(request: Request) -> str:
+    """How a request ends that has sampled its last token."""
+    return "truncated" if request.max_tokens < request.oracle_output_tokens else "finished"
+
+
+def num_sampled(group: Group) -> int:
+    """Tokens sampled where a member completes a chunk: of the prompt, one for each sequence that will be forked."""
+    return 1 if group.forked else len(group.members)
+
+
+def stands_for_group(request: Request) -> bool:
+    """Whether this is the member by which its group counts: the first that lives, or the leader where none does."""
+    return request.group is None or request is next(iter(request.group.live()), request.group.leader)

@@ -132,7 +132,8 @@ def test_after_an_interruption_generation_starts_afresh(model, monkeypatch):
 
 
 def test_on_a_device_that_is_nearly_full_an_interrupted_llm_starts_again(model, monkeypatch):
-    block = Engine(EngineConfig(model, weights_seed=0)).block_bytes(4)
+    engine = Engine(EngineConfig(model, weights_seed=1, max_num_seqs=8))
+    block = engine.block_bytes(4)
     held: list[LLM] = []
 
     def free(device):
@@ -141,7 +142,7 @@ def test_on_a_device_that_is_nearly_full_an_interrupted_llm_starts_again(model, 
         return total - in_use, total
 
     monkeypatch.setattr(budget, "memory_of", free)
-    llm = made(model)
+    llm = LLM(engine, block_size=4, num_blocks=40, max_num_seqs=8)
     held.append(llm)
     right = ids(llm.generate(PROMPTS, GREEDY))
     llm._interrupted = True
