@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.core.allocator import new_tuple
 
 if TYPE_CHECKING:
+    from engine.core.group import Group
     from engine.core.request import Request
 
 
