@@ -59,7 +59,7 @@ class Arrangement(BatchRows):
 
     def _give_blocks(self, request: Request) -> None:
         if request in self.row_of:
-            self.table.add_row(self.row_of[request], self._blocks_of(request))
+            self.table.change_row(self.row_of[request], self._blocks_of(request))
 
     def _blocks_of(self, request: Request) -> list[int]:
         """The blocks that the model can need: a reservation may be larger than any sequence."""

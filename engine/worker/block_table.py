@@ -68,6 +68,17 @@ class BlockTable:
         self._behind[row] = 0
         self.num_changes += 1
 
+    def change_row(self, row: int, blocks: Sequence[int]) -> None:
+        """As `add_row`, where the row mostly holds these blocks already: it is sent from the first other one on."""
+        self._check(row, len(blocks))
+        held, given = self.cpu[row, : int(self.num_blocks[row])], np.array(blocks, np.int32)
+        common = min(len(held), len(given))
+        others = np.flatnonzero(held[:common] != given[:common])
+        first = int(others[0]) if len(others) else common
+        self.cpu[row, first : len(given)] = given[first:]
+        self.num_blocks[row] = len(given)
+        self._behind[row] = min(self._behind.get(row, first), first)
+
     def append_row(self, row: int, blocks: Sequence[int]) -> None:
         """These blocks follow the row's own. ValueError past the row's width, before any change."""
         start = int(self.num_blocks[row])

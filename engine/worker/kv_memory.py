@@ -130,6 +130,12 @@ class KVMemory:
         disjoint = {source for source, _ in pairs}.isdisjoint(target for _, target in pairs)
         self.backend.copy_blocks(self.caches, on(self.caches[0].device, pairs), self.layout, disjoint=disjoint)
 
+    def warm_up(self) -> None:
+        """Copies the null block onto itself in both ways that there are, so that no step has to compile them."""
+        pairs = on(self.caches[0].device, [(0, 0)])
+        for disjoint in (True, False):
+            self.backend.copy_blocks(self.caches, pairs, self.layout, disjoint=disjoint)
+
     @property
     def data_ptrs(self) -> list[int]:
         """Address of every layer's cache: they never change."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.worker.beam_search import BeamParams, BeamSearch, Hypothesis, Survivors
+from engine.worker.host_memory import on
 
 if TYPE_CHECKING:
     from engine.core.group import Group
@@ -58,8 +59,8 @@ class Searches:
             self._scored.append((group, slice(len(rows), len(rows) + len(by_place))))
             rows += [by_place[place] for place in sorted(by_place)]
         count = min(max(self._search_of(group).params.num_candidates for group in groups), logits.shape[1])
-        at = torch.tensor(rows).to(logits.device)
-        top = torch.log_softmax(logits.index_select(0, at).float(), -1).topk(count)
+        chosen = logits.index_select(0, on(logits.device, rows))
+        top = torch.log_softmax(chosen.float(), -1).topk(count)
         self._logprobs, self._tokens = _to_host(top.values), _to_host(top.indices)
 
     def advance(self) -> list[tuple[Group, Survivors | None]]:

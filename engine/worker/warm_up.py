@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def warm_up(executor: ModelExecutor) -> None:
-    """Runs every size of step once, the largest first, and captures it where graphs are. No block is written."""
+    """Runs every size of step once, the largest first, and captures it where graphs are. No block is changed."""
     executor.mixed.capture_all()
     executor.decode.capture_all(executor.sharing.can_pay)
+    executor.kv.warm_up()
     if executor.table.device.type == "cuda":
         torch.cuda.synchronize()

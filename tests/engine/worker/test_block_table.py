@@ -20,6 +20,7 @@ rows = st.integers(0, ROWS - 1)
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("add"), rows, st.lists(ids, max_size=WIDTH + 2)),
+        st.tuples(st.just("change"), rows, st.lists(st.integers(1, 3), max_size=WIDTH + 2)),
         st.tuples(st.just("append"), rows, st.lists(ids, max_size=3)),
         st.tuples(st.just("each"), st.sets(rows), ids),
         st.tuples(st.just("move"), rows, rows),
@@ -35,10 +36,10 @@ def act(table: BlockTable, model: list[list[int]], action: tuple) -> None:
     """One action on both; what does not fit raises and changes nothing."""
     name, *args = action
     match name:
-        case "add" | "append":
+        case "add" | "append" | "change":
             row, blocks = args
-            wanted = blocks if name == "add" else model[row] + blocks
-            change = table.add_row if name == "add" else table.append_row
+            wanted = model[row] + blocks if name == "append" else blocks
+            change = {"add": table.add_row, "append": table.append_row, "change": table.change_row}[name]
             if len(wanted) > WIDTH:
                 before = table.cpu.copy()
                 with pytest.raises(ValueError, match=f"row {row}: {len(wanted)} blocks do not fit"):
@@ -141,6 +142,18 @@ def test_what_a_commit_sends_does_not_depend_on_the_width(width):
     table.append_one_each(range(8), range(8))
     sent.append(table.commit(8))
     assert sent == [80, 8]
+
+
+def test_a_row_that_changes_at_its_end_is_not_sent_again():
+    table = BlockTable(2, 64, 16)
+    table.add_row(0, range(1, 41))
+    assert table.commit(1) == 40
+    table.change_row(0, [*range(1, 40), 99, 100])
+    assert table.commit(1) == 2
+    table.change_row(0, [*range(1, 40), 99, 100])
+    table.change_row(0, [*range(1, 31)])
+    assert table.commit(1) == 0
+    assert table.gpu[0, :30].tolist() == list(range(1, 31))
 
 
 def test_more_than_one_upload_holds_goes_in_rounds(monkeypatch):

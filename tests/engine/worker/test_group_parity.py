@@ -21,7 +21,7 @@ from tests.sim.cases import STEP, Case, play, random_shared_case  # noqa: E402
 
 ALLOCATORS = ("paged", "paged", "orca-max", "paged", "orca-oracle", None)
 """None: whatever the case draws."""
-SEEDS = range(int(os.environ.get("PAGELAB_PARITY_CASES", "48")))
+SEEDS = range(int(os.environ.get("PAGELAB_PARITY_CASES", "36")))
 WIDEST = 4
 
 
