@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine.core.limits import SchedulerConfig
 from engine.worker.budget import EngineError
 from engine.worker.engine import Engine, EngineConfig
+from engine.worker.limits import Limits
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
-    from engine.worker.limits import Limits
 
 Preemption = Literal["recompute", "swap", "auto"]
+
+
+def limits_of(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int | None) -> Limits:
+    """What was asked for; a length of 0 stands for the model's own."""
+    if max_model_len is not None and max_model_len < 1:
+        raise EngineError(f"max_model_len: expected at least 1, got {max_model_len}")
+    return Limits(max_num_seqs, max_num_batched_tokens, max_model_len or 0)
 
 
 def engine_of(model: str | Engine, asked: Limits, options: dict[str, Any]) -> Engine:

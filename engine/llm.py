@@ -25,7 +25,7 @@ from engine.asking import (
     request_of,
 )
 from engine.attention.block_size import resolve_block_size
-from engine.construction import Preemption, engine_of, record_events_of, rules_of
+from engine.construction import Preemption, engine_of, limits_of, record_events_of, rules_of
 from engine.core.progress import Progress
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.scheduler import Scheduler
@@ -36,7 +36,6 @@ from engine.sampling_params import SamplingParams
 from engine.stopping import Stopping
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError
 from engine.worker.kv_memory import Kernel
-from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
 
 if TYPE_CHECKING:
@@ -83,9 +82,7 @@ class LLM:
         swapped go to `host_blocks` blocks, or `swap_gib` GiB, of host memory. `record_events`: see `take_events`.
         Errors before the first request: EngineError, ValueError, DeviceUnavailable.
         """
-        if max_model_len is not None and max_model_len < 1:
-            raise EngineError(f"max_model_len: expected at least 1, got {max_model_len}")
-        asked = Limits(max_num_seqs, max_num_batched_tokens, max_model_len or 0)
+        asked = limits_of(max_num_seqs, max_num_batched_tokens, max_model_len)
         self.engine = engine_of(model, asked, engine)
         self.seed = seed
         self._rules = rules_of(self.engine, asked, enable_chunked_prefill, preemption)
