@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from workloads import Trace
 
 
-OF_ANY_TRACE = ("num_samples", "beam_width", "samples_as")
+OF_ANY_TRACE = ("num_samples", "beam_width", "samples_as", "max_concurrency")
 """Of the workload's keys, those that stay where a trace is handed over: the others say what arrives."""
 
 

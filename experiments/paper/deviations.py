@@ -86,12 +86,12 @@ DEVIATIONS: Final[dict[str, str]] = {
     "lse": "The chapter calls the pair (m, s) the logsumexp; that is m + ln s.",
     "deltas": "vLLM copies the first n rows whole. Here the entries that changed are sent, so that a step's upload "
     "does not grow with max_model_len; what the device then reads is the same.",
-    "artifact-draw": "Arrivals and the order of requests are those of the artifact's seed 0, drawn by its own calls.",
     "sharegpt-rate": "The artifact scripts Fig 15 for Alpaca alone. ShareGPT's rate here is 4 req/s, as in its script "
-    "of Fig 2, whose memory is measured in the same way: the pool is full all the time.",
+    "of Fig 2, whose memory is measured in the same way: the pool is full all the time. With the real pairs the judged "
+    "run has the requests of the artifact's seed 0, drawn by its own calls.",
     "ancestry": "Simulated beams have no logits. Which of them live on is a model with one parameter, fitted to the "
     "saving at width 2 on Alpaca; a run of 240 s instead of 900.",
-    "fig14-length": "Traces of 300 s (searches: 100 s) instead of an hour; one seed.",
+    "fig14-length": "Traces of 300 s (searches: 100 s; --quick: 45 s, two kinds) instead of an hour; one seed.",
     "pcie-model": "Swaps are modelled: 2 x layers copies a block, each 3 us and its bytes at 25 GB/s (PCIe 4). The 3 "
     "us were chosen so that block size 1 takes the 140 ms at which the axis of Fig 19a ends.",
     "own-device": "The engine's own swap gathers a block's layers first and copies them at once, on the device at "

@@ -120,12 +120,12 @@ def _parallel(lab: Lab, lengths: str, width: int) -> list[Result]:
     claim = _claim(lab, f"{lengths}/parallel-{width}", lengths, f"{width} samples", expected, tolerance)
     if lengths == "alpaca":
         return [_result(lab, claim, _judged(lab, lengths, width))]
-    claim = replace(claim, deviations=(*claim.deviations, "sharegpt-rate"))
+    claim = replace(claim, deviations=(*claim.deviations, "sharegpt-rate", "zero-tokens"))
     if not real:
         return [_result(lab, claim, keys_of(lab, lengths, "parallel", width))]
     own = replace(claim, id=f"{claim.id}/own-draws", why_reported=WHY_DRAWS)
     drawn = tuple(key for key in claim.deviations if key != "seeds")
-    claim = replace(claim, deviations=(*drawn, "artifact-draw"))
+    claim = replace(claim, deviations=drawn)
     own_keys = keys_of(lab, lengths, "parallel", width)
     return [_result(lab, claim, _judged(lab, lengths, width)), _result(lab, own, own_keys)]
 

@@ -9,7 +9,7 @@ from experiments.exits import UsageError
 from experiments.resolve import plan_of, pool_config
 from experiments.settings import Config
 from experiments.sharing import BEAM_SPREAD, PCIE4, PCIE5, host_blocks, transfers_of
-from sim.metrics import SHARING_METRICS
+from sim.extra_metrics import SHARING_METRICS
 from workloads import Trace
 
 TRACE = Trace.build([0, 0, 10**9], [40, 20, 33], [9, 20, 5], limit_tokens=[9, 20, 5], name="three")

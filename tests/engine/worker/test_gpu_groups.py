@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
 
 
 def prompts():
+    """Six, of which three begin alike; ids that every model here has."""
     rng = torch.Generator().manual_seed(3)
     draw = lambda count: torch.randint(0, SHAPE["vocab_size"], (count,), generator=rng).tolist()  # noqa: E731
     shared = draw(64)
@@ -69,18 +70,25 @@ def test_graphs_and_single_commands_give_the_same_groups(folder, memory):
         assert use.swapped_in_blocks >= use.swapped_out_blocks
 
 
-def test_in_float32_swaps_change_no_token(folder):
-    """Other batches round differently in bf16; in float32 these random models leave no near ties."""
-    roomy, tight = (served(folder, memory, dtype="float32") for memory in (ROOMY, TIGHT))
-    assert tight[0] == roomy[0]
-    assert [[tokens for tokens, _ in one] for one in tight[1]] == [[tokens for tokens, _ in one] for one in roomy[1]]
+MEMORY = [TIGHT, {"num_blocks": 28}, {"num_blocks": 512, "allocator": "orca-max"}]
 
 
-@pytest.mark.parametrize("memory", [{"num_blocks": 28}, {"num_blocks": 512, "allocator": "orca-max"}], ids=str)
-def test_recomputed_and_copied_groups_are_the_roomy_ones_in_float32(folder, memory):
-    roomy, other = (served(folder, one, dtype="float32") for one in (ROOMY, memory))
-    assert other[0] == roomy[0]
-    assert [[tokens for tokens, _ in one] for one in other[1]] == [[tokens for tokens, _ in one] for one in roomy[1]]
+@pytest.mark.parametrize("model", ["", "llama-3.2-1b"], ids=["four layers", "a billion parameters"])
+def test_in_float32_memory_changes_no_token(folder, model):
+    """Other batches round differently, so that a near tie may fall otherwise: in one of 48 sequences, no more."""
+    first = served(model or folder, ROOMY, dtype="float32")
+    expected = sequences(first)
+    for memory in MEMORY:
+        found = served(model or folder, memory, dtype="float32")
+        assert sum(left != right for left, right in zip(expected, sequences(found), strict=True)) <= 1, memory
+        preempted = sum(use.num_preemptions for use in found[2])
+        assert (preempted > 0) == ("allocator" not in memory)
+
+
+def sequences(answer):
+    """Tokens of every sample and beam, in order."""
+    samples, beams, _ = answer
+    return [tokens for one in samples for tokens in one] + [tokens for one in beams for tokens, _ in one]
 
 
 def test_steps_of_samples_ask_the_device_for_no_memory_after_the_first(folder):
