@@ -81,7 +81,7 @@ def _shared(lab: Lab) -> Result:
     (point,) = lab.measure([panel.key(lab, CACHED, panel.rates(lab)[CACHED][0])])
     hits = point["prefix_hit_tokens"] / (336 * point["num_finished"])
     claim = _claim(
-        lab, "5-shot/shared-tokens", "tokens found of the 336 of each request, all but the first ones", 100.0, "%"
+        "5-shot/shared-tokens", "tokens found of the 336 of each request, all but the first ones", 100.0, "%"
     )
     claim = replace(claim, tolerance=1.0, source="artifact: 341 tokens are cut to 336", confidence="R")
     return over_seeds(claim, [100 * hits])
