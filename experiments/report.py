@@ -25,9 +25,11 @@ from experiments.figures.tables import (
     results,
     results_by_block_size,
     setup,
+    shared,
     speed_columns,
 )
-from sim.metrics import ENGINE_METRICS, METRICS
+from sim.extra_metrics import RESIDENCY_METRICS, SHARING_METRICS
+from sim.metrics import ENGINE_METRICS, METRICS, Metric
 
 TEMPLATES = Path(__file__).parent / "templates"
 BLOCK_SIZE_FIGURE = "by_block_size"
@@ -92,6 +94,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "block_size_figure": next((p for p in pictures if p["name"] == BLOCK_SIZE_FIGURE), None),
         "memory": results(stored, MEMORY),
         "speed": results(stored, speed_columns(stored)),
+        "shared": shared(stored),
         "by_block_size": results_by_block_size(stored),
         "unequal_pools": unequal_pools(stored.summary),
         "base_block_size": stored.base_block_size,
@@ -101,10 +104,16 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "lost_cells": lost_cells(stored),
         "problems": stored.problems,
         "notes": _notes(stored),
-        "metrics": (*METRICS, *ENGINE_METRICS) if stored.is_measured else METRICS,
+        "metrics": _metrics(stored),
         "clock": "measured" if stored.is_measured else "simulated",
         "manifest": json.dumps(_without_derived(stored.manifest), indent=2, ensure_ascii=False),
     }
+
+
+def _metrics(stored: Stored) -> list[Metric]:
+    """Definitions of the columns that these runs have."""
+    more = [metric for metric in (*SHARING_METRICS, *RESIDENCY_METRICS) if metric.name in stored.base]
+    return [*METRICS, *(ENGINE_METRICS if stored.is_measured else ()), *more]
 
 
 def checks_of(stored: Stored) -> dict[str, Any]:

@@ -110,8 +110,9 @@ class Recorder:
             self._progress[request].resume(now, num_tokens)
             if stands_for_group(request):
                 self.wait_ends.append(now)
-        self.num_swapped_out += len(batch.to_host)
-        self.num_swapped_in += len(batch.to_device)
+        if batch.to_host or batch.to_device:
+            self.num_swapped_out += len(batch.to_host)
+            self.num_swapped_in += len(batch.to_device)
 
     def record(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         """A batch, from its schedule at `start` to its result; called before `scheduler.update`. `next_arrival`: when

@@ -75,8 +75,8 @@ class Draft:
         self.preempted: list[Preemption] = []
         self.swaps: list[Grant] = []
         """Copies to and from host memory."""
-        self.swapped_in: list[SwapIn] = []
-        self.joined: list[Request] = []
+        self.swapped_in: Sequence[SwapIn] = ()
+        self.joined: Sequence[Request] = ()
         """Requests that decode again after a swap-in."""
 
 

@@ -32,11 +32,8 @@ class Groups:
         """Members that decode from the next step on."""
         self.copies: list[Grant] = []
         """Of forks in contiguous memory."""
-
-    @property
-    def unsteady(self) -> bool:
-        """Whether the next step cannot stand for more than one: every step of a search ends with a selection."""
-        return bool(self.forks or self.joined or self._decodes.num_beams)
+        self.pending = False
+        """Whether the next batch has something to tell."""
 
     def computed(self, chunk: Chunk, result: StepResult) -> None:
         """A member has computed a chunk: of the prompt, or of what it lost."""
@@ -65,12 +62,14 @@ class Groups:
         assert not isinstance(grant, Refusal), f"{parent} was admitted with its group, and its fork refused: {grant}"
         if grant.copies:
             self.copies.append(grant)
+        self.pending = True
         self.forks += [Fork(parent, child, num_tokens) for child in children]
 
     def _decode(self, request: Request) -> None:
         request.status = Status.RUNNING
         self._decodes.add(request)
         self.joined.append(request)
+        self.pending = True
 
     def _gathered(self, request: Request, group: Group) -> None:
         """One more member is where it was. After the first one, the others start from the full blocks of the prompt,
@@ -117,7 +116,7 @@ class Groups:
         batch.to_host = [pair for grant in step.swaps for pair in grant.to_host]
         batch.to_device = [pair for grant in step.swaps for pair in grant.to_device]
         batch.steady = False
-        self.forks, self.joined, self.copies = [], [], []
+        self.forks, self.joined, self.copies, self.pending = [], [], [], False
 
 
 def _branch(parent: Request, child: Request, num_tokens: int, result: StepResult) -> None:

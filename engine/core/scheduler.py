@@ -70,12 +70,13 @@ class Scheduler(Running):
     @property
     def may_run_on(self) -> bool:
         """Whether the next batch can be steady: all that run decode."""
-        return not (self._catching_up or self._groups.unsteady)
+        return not (self._catching_up or self._groups.pending or self.decodes.num_beams)
 
     @property
     def may_coast(self) -> bool:
         """Whether all that there are decode: nobody waits, nobody catches up."""
-        return not (self.waiting or self._catching_up or self.swapped or self._groups.unsteady)
+        late = self._catching_up or self.swapped or self._groups.pending
+        return not (self.waiting or late or self.decodes.num_beams)
 
     # one step -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class Scheduler(Running):
         """
         self._watch = None
         decodes, groups = self.decodes, self._groups
-        if groups.unsteady:
+        if groups.pending or decodes.num_beams:  # every step of a search ends with a selection
             horizon = 1
         elif not self.waiting and not self._catching_up and not self.swapped:
             steps = self._steps_in_bulk(horizon)
@@ -114,7 +115,7 @@ class Scheduler(Running):
             head_refusal,
             len(self.waiting) + len(self.swapped),
         )
-        if step.swaps or groups.forks or groups.joined:
+        if step.swaps or groups.pending:
             groups.tell(batch, step)
         if horizon > 1 and batch.steady and not self._catching_up:
             self._go_on(batch, first_growth, self.allocator.free_run(decodes, horizon - 1, self._watch))
@@ -166,12 +167,13 @@ class Scheduler(Running):
         config, waiting, running, allocator = self.config, self.waiting, self.running, self.allocator
         while waiting and step.budget > 0 and self._free_rows:
             request = waiting.head()
-            if request.group is not None and len(request.group.live()) > len(self._free_rows):
+            group = request.group
+            if group is not None and len(group.live()) > len(self._free_rows):
                 return None
             hit = allocator.lookup(request)
             self._watch = hit.missing
             known = request.known
-            if request.group is not None and request.group.forked:
+            if group is not None and group.forked:
                 known -= 1
                 hit = shorter(hit, known, allocator.block_size)
             count = self._capped(known - hit.num_tokens)
@@ -235,14 +237,14 @@ class Scheduler(Running):
             step.swaps.append(grant)
             self.swapped.pop(0)
             step.budget -= sum(counts)
+            step.swapped_in = [*step.swapped_in, *(SwapIn(member, member.computed) for member in members)]
             for member, count in zip(members, counts, strict=True):
                 self._seat(member)
-                step.swapped_in.append(SwapIn(member, member.computed))
                 # The last token of a prompt is a chunk: it brings the first output token.
                 if member.known - member.computed == 1 and member.known > member.num_prompt_tokens:
                     member.computed += 1
                     self.decodes.add(member)
-                    step.joined.append(member)
+                    step.joined = [*step.joined, member]
                 else:
                     self._catching_up.append(member)
                     chunks.append(self._compute(member, count))

@@ -46,6 +46,17 @@ PREFIX = (
     Column("prefix_hit_tokens", "found in the cache", "num"),
     Column("prefix_hit_frac", "prefix hits", "frac"),
 )
+SHARED = (
+    Column("mean_logical_blocks", "logical blocks", "num"),
+    Column("mean_physical_blocks", "physical blocks", "num"),
+    Column("sharing_saving_frac", "saved by sharing", "frac"),
+    Column("num_forks", "forks", "count"),
+    Column("num_copied_blocks", "copied blocks", "count"),
+    Column("num_swapped_out_blocks", "swapped out", "count"),
+    Column("num_swapped_in_blocks", "swapped in", "count"),
+    Column("num_swaps_refused", "swaps refused", "count"),
+    Column("num_recomputed_tokens", "recomputed tokens", "count"),
+)
 ENGINE = (
     Column("wall_output_tok_per_s", "tokens/s by wall clock", "num"),
     Column("device_s", "device time (s)", "num"),
@@ -92,6 +103,11 @@ def speed_columns(stored: Stored) -> tuple[Column, ...]:
     name = PREFIX[0].name
     prefix = PREFIX if name in stored.base and stored.base[name].fillna(0).gt(0).any() else ()
     return (*SPEED, *prefix, *(ENGINE if stored.is_measured else ()))
+
+
+def shared(stored: Stored) -> Table:
+    """What sequences shared, and what was copied, swapped or computed again; nothing where runs did not watch it."""
+    return results(stored, SHARED) if SHARED[0].name in stored.base else Table([], [])
 
 
 def results_by_block_size(stored: Stored) -> Table:

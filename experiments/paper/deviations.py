@@ -92,6 +92,7 @@ DEVIATIONS: Final[dict[str, str]] = {
     "ancestry": "Simulated beams have no logits. Which of them live on is a model with one parameter, fitted to the "
     "saving at width 2 on Alpaca; a run of 240 s instead of 900.",
     "fig14-length": "Traces of 300 s (searches: 100 s; --quick: 45 s, two kinds) instead of an hour; one seed.",
+    "fig16-length": "Traces of 300 s (--quick: 60 s) instead of 1,200; one seed.",
     "pcie-model": "Swaps are modelled: 2 x layers copies a block, each 3 us and its bytes at 25 GB/s (PCIe 4). The 3 "
     "us were chosen so that block size 1 takes the 140 ms at which the axis of Fig 19a ends.",
     "own-device": "The engine's own swap gathers a block's layers first and copies them at once, on the device at "

@@ -14,7 +14,7 @@ from experiments.paper.session_curves import CACHED, Panel, SessionKey
 
 GAINS: Final = {"1-shot": 1.67, "5-shot": 3.58}
 """Rate of paged over orca-oracle (section 6.4)."""
-DURATION_S: Final = 1200
+DURATION_S: Final = 300
 QUICK_S: Final = 60
 ORACLE: Final = "orca-oracle"
 PANELS: Final = {
@@ -36,24 +36,19 @@ WHY: Final = (
 )
 
 
+DEVIATIONS: Final = (
+    *("fig16-length", "wmt16-lengths", "prefix-cache", "one-seed", "quanta"),
+    *("step-model", "threshold", "added-rates"),
+)
+
+
 def runs(lab: Lab) -> list[SessionKey]:
     """Both prefixes."""
     return [key for panel in PANELS.values() for key in panel.runs(lab)]
 
 
-def _claim(lab: Lab, name: str, metric: str, expected: float, unit: str = "x") -> Claim:
-    short = ("short-traces",) if lab.quick else ()
-    deviations = (
-        *short,
-        "wmt16-lengths",
-        "prefix-cache",
-        "one-seed",
-        "quanta",
-        "step-model",
-        "threshold",
-        "added-rates",
-    )
-    return Claim(f"fig16/{name}", metric, expected, unit, 0.0, "section 6.4", "A", deviations)
+def _claim(name: str, metric: str, expected: float, unit: str = "x") -> Claim:
+    return Claim(f"fig16/{name}", metric, expected, unit, 0.0, "section 6.4", "A", DEVIATIONS)
 
 
 def _result(claim: Claim, value: float | None, note: str = "") -> Result:
@@ -68,14 +63,12 @@ def judge(lab: Lab) -> list[Result]:
         metric = f"rate of paged over {ORACLE} at {THRESHOLD_S:g} s/token, {name}"
         rates = [PANELS[name].curve(lab, system).sustained() for system in (CACHED, ORACLE)]
         shown = " over ".join("–" if rate is None else f"{rate:.3g}" for rate in rates) + " req/s"
-        claim = replace(_claim(lab, f"{name}/paged-over-{ORACLE}", metric, expected), why_reported=WHY)
+        claim = replace(_claim(f"{name}/paged-over-{ORACLE}", metric, expected), why_reported=WHY)
         results.append(_result(claim, found[name], shown))
     short, long = found["1-shot"], found["5-shot"]
-    gains = replace(
-        _claim(lab, "1-shot/order", f"rate of {ORACLE} over paged's, 1-shot, at most", 100.0, "%"), at_most=True
-    )
+    gains = replace(_claim("1-shot/order", f"rate of {ORACLE} over paged's, 1-shot, at most", 100.0, "%"), at_most=True)
     grows = replace(
-        _claim(lab, "longer-gains-more", "gain of 1-shot over that of 5-shot, at most", 100.0, "%"), at_most=True
+        _claim("longer-gains-more", "gain of 1-shot over that of 5-shot, at most", 100.0, "%"), at_most=True
     )
     results.append(_result(gains, 100 / short if short else None))
     results.append(_result(grows, 100 * short / long if short and long else None))
@@ -88,7 +81,7 @@ def _shared(lab: Lab) -> Result:
     (point,) = lab.measure([panel.key(lab, CACHED, panel.rates(lab)[CACHED][0])])
     hits = point["prefix_hit_tokens"] / (336 * point["num_finished"])
     claim = _claim(
-        lab, "5-shot/shared-tokens", "tokens found of the 336 of each request, all but the first ones", 100.0, "%"
+        "5-shot/shared-tokens", "tokens found of the 336 of each request, all but the first ones", 100.0, "%"
     )
     claim = replace(claim, tolerance=1.0, source="artifact: 341 tokens are cut to 336", confidence="R")
     return over_seeds(claim, [100 * hits])

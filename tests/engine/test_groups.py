@@ -13,6 +13,7 @@ from engine.core.paged import PagedAllocator  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.worker.budget import EngineError  # noqa: E402
+from engine.worker.kv_memory import KVMemory  # noqa: E402
 from tests.engine.attention.kernels.pairwise import pairwise  # noqa: E402
 from tests.engine.worker.tiny import CONFIG  # noqa: E402
 
@@ -127,6 +128,27 @@ def test_the_tight_pools_preempt_swap_copy_share_and_evict(served):
         assert (out > 0) == swaps, seen
         assert back >= out, seen
     assert sum(use.num_swaps_refused for use in served("little host memory")[2])
+
+
+def dropped(name):
+    """A batch is run as if it had asked for nothing of that."""
+
+    def move(kv, batch, moves):
+        setattr(batch, name, ())
+        moves(kv, batch)
+
+    return move
+
+
+@pytest.mark.parametrize("fault", [dropped("copies"), dropped("to_host"), dropped("to_device")])
+def test_moves_that_are_left_out_are_seen(model, alone, monkeypatch, fault):
+    moves = KVMemory.move_blocks
+    monkeypatch.setattr(KVMemory, "move_blocks", lambda kv, batch: fault(kv, batch, moves))
+    llm = made(model, **TIGHT["swap"])
+    for one in (*llm.executor.kv.caches, llm.executor.kv.host.blocks):
+        one.fill_(0.5)
+    assert ids(llm.generate(PROMPTS, GREEDY, beam_width=3)) != alone["beams"]
+    assert llm.memory_use.num_preemptions > 0
 
 
 def test_fork_and_requests_give_the_same_and_fork_computes_the_prompt_once(model):

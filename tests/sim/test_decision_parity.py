@@ -43,7 +43,7 @@ class Spy:
     def submit(self, batch: Any) -> Any:
         items = [(request.request_id, context, new) for request, context, new in batch.items()]
         tables = [(request.request_id, tuple(request.blocks)) for request, _, _ in batch.items()]
-        preempted = [(request.request_id, lost) for request, lost in batch.preempted]
+        preempted = [(request.request_id, lost, swapped) for request, lost, swapped in batch.preempted]
         self.seen.append((items, tables, preempted, list(batch.copies), self.allocator.stats(), batch.num_waiting))
         return self.executor.submit(batch)
 

@@ -22,13 +22,20 @@ from random import Random
 import torch
 
 from engine.core.catalogue import lookup
-from experiments.paper.fig19_device import NUM_SLOTS, NUM_TOKENS, recompute_s, swap_times
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
+from engine.worker.engine import Engine, EngineConfig
+from engine.worker.host_memory import HostMemory
 
 MODEL = "opt-13b"
+NUM_TOKENS = 256
+NUM_SLOTS = 12 * 1024
+"""Of the cache and of host memory, from which blocks are drawn at random: the artifact's."""
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-WARM_UPS, REPEATS = 2, 7
-MS = 1000
+WARM_UPS, REPEATS, PROMPTS = 2, 7, 12
+MS, PS_PER_MS = 1000, 1_000_000_000
 COLUMNS = ("block_size", "out_ms", "in_ms", "one_by_one_out_ms", "one_by_one_in_ms", "recompute_ms")
+Pairs = list[tuple[int, int]]
 
 
 def median_s(call: Callable[[], None], device: str) -> float:
@@ -49,16 +56,33 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def one_by_one(
-    block_size: int, layers: int, heads: int, head_size: int, device: str, num_slots: int
-) -> tuple[float, float]:
-    """Median seconds out, and in, with a copy for each block, layer, and K or V, between random places."""
+def drawn(block_size: int, num_slots: int) -> tuple[int, Pairs]:
+    """Blocks of the cache, and 256 tokens' worth of them with places in host memory, at random."""
     num_blocks, moved = num_slots // block_size, NUM_TOKENS // block_size
-    shape = (2, num_blocks, block_size, heads, head_size)
-    here = [torch.zeros(shape, dtype=torch.float16, device=device) for _ in range(layers)]
-    there = [torch.zeros(shape, dtype=torch.float16, pin_memory=device == "cuda") for _ in range(layers)]
     rng = Random(0)
-    pairs = list(zip(rng.sample(range(num_blocks), moved), rng.sample(range(num_blocks), moved), strict=True))
+    return num_blocks, list(
+        zip(rng.sample(range(num_blocks), moved), rng.sample(range(num_blocks), moved), strict=True)
+    )
+
+
+def at_once(caches: list[torch.Tensor], num_blocks: int, pairs: Pairs, device: str) -> tuple[float, float]:
+    """Median seconds out, and in, as the engine does it; AssertionError where not everything comes back."""
+    host = HostMemory(caches, 1, num_blocks)
+    back = [(there, here) for here, there in pairs]
+    index = torch.tensor([here for here, _ in pairs], device=device)
+    before = [cache[:, index].clone() for cache in caches[:2]]
+    out = median_s(lambda: host.store(pairs), device)
+    for cache in caches:
+        cache[:, index] = 0
+    into = median_s(lambda: host.load(back), device)
+    assert all(torch.equal(cache[:, index], kept) for cache, kept in zip(caches, before, strict=False))
+    host.release()
+    return out, into
+
+
+def one_by_one(caches: list[torch.Tensor], pairs: Pairs, device: str) -> tuple[float, float]:
+    """Median seconds out, and in, with a copy for each block, layer, and K or V."""
+    there = [torch.zeros(cache.shape, dtype=cache.dtype, pin_memory=device == "cuda") for cache in caches]
 
     def copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], outward: bool) -> None:
         for source, target in zip(sources, targets, strict=True):
@@ -67,20 +91,35 @@ def one_by_one(
                 for part in range(2):
                     target[part, to].copy_(source[part, at], non_blocking=True)
 
-    return median_s(lambda: copy(here, there, True), device), median_s(lambda: copy(there, here, False), device)
+    return median_s(lambda: copy(caches, there, True), device), median_s(lambda: copy(there, caches, False), device)
+
+
+def recompute_ms(engine: Engine, block_size: int) -> float:
+    """Median device time of a step that computes one prompt of 256 tokens."""
+    options = {"enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": NUM_TOKENS}
+    llm = LLM(engine, block_size=block_size, num_blocks=4 * NUM_TOKENS // block_size, **options)
+    vocab = engine.architecture.vocab_size
+    prompts = [torch.randint(vocab, (NUM_TOKENS,)).tolist() for _ in range(PROMPTS)]
+    llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0))
+    assert [step.num_chunk_tokens for step in llm.executor.steps] == [NUM_TOKENS] * PROMPTS
+    return statistics.median(step.device_ps for step in llm.executor.steps[WARM_UPS:]) / PS_PER_MS
 
 
 def rows(device: str) -> list[tuple[float, ...]]:
     """A row a block size, times in milliseconds."""
     shape = lookup(MODEL)
-    layers, slots = (shape.num_kv_layers, NUM_SLOTS) if device == "cuda" else (2, 2 * NUM_TOKENS)
-    sizes = layers, shape.num_kv_heads, shape.head_size
+    real = device == "cuda"
+    layers, slots, model = (shape.num_kv_layers, NUM_SLOTS, MODEL) if real else (2, 2 * NUM_TOKENS, "opt-125m")
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": NUM_TOKENS, "max_model_len": 2 * NUM_TOKENS}
+    engine = Engine(EngineConfig(model, device=device, weights_seed=0, **limits))
     found = []
-    for block_size in SIZES if device == "cuda" else (16, 256):
-        ours = swap_times(block_size, *sizes, device=device, num_slots=slots)
-        theirs = one_by_one(block_size, *sizes, device, slots)
-        again = recompute_s(block_size, model=MODEL, backend="gpu") if device == "cuda" else float("nan")
-        found.append((block_size, *(MS * value for value in (*ours, *theirs, again))))
+    for block_size in SIZES if real else (16, 256):
+        num_blocks, pairs = drawn(block_size, slots)
+        sizes = 2, num_blocks, block_size, shape.num_kv_heads, shape.head_size
+        caches = [torch.randn(sizes, device=device).half() for _ in range(layers)]
+        swaps = *at_once(caches, num_blocks, pairs, device), *one_by_one(caches, pairs, device)
+        del caches
+        found.append((block_size, *(MS * value for value in swaps), recompute_ms(engine, block_size)))
         print(*(f"{value:.4g}" for value in found[-1]), flush=True)  # noqa: T201
     return found
 
