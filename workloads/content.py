@@ -91,7 +91,10 @@ class Content:
             yield b"".join(begun)
 
     def first_line(self) -> str:
-        """The first line that is not blank, stripped."""
+        """The first line that is not blank, stripped; of an array only its beginning, as all of it may be one line."""
+        head = next(self.chunks(), b"").lstrip()
+        if head.startswith(b"["):
+            return head.decode(errors="ignore").split("\n")[0].strip()
         return next((line.strip() for _, line in self.lines()), "")
 
     def header(self) -> list[str]:

@@ -17,7 +17,6 @@ from workloads.tables import NotPlainError, Table
 Int64s = NDArray[np.int64]
 Columns = dict[str, Any]
 
-PLAIN_NUMBER: Final = r"^[0-9]{1,9}(\.[0-9]{1,18})?$"
 PLAIN_DATE: Final = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?"
 IDS: Final = r"^([0-9]{1,18}( [0-9]{1,18})*)?$"
 PRINTABLE: Final = r"^([!-~]([ -~]*[!-~])?)?$"
@@ -53,7 +52,7 @@ def scaled(column: Any, unit_ns: int) -> Int64s:
             raise NotPlainError
         return numbers * unit_ns
     if pa.types.is_string(column.type):
-        _require(column, PLAIN_NUMBER)
+        _require(column, rf"^[0-9]{{1,{20 - len(str(unit_ns))}}}(\.[0-9]{{1,18}})?$")
         column = column.cast(pa.decimal128(38, 18))
     elif (_words(column, 2)[:, 1] < 0).any():
         raise NotPlainError  # also what would be rounded to 0
@@ -151,12 +150,12 @@ def id_lists(column: Any) -> tuple[Int64s, Int64s]:
 def whole_texts(column: Any) -> Int64s:
     """Texts as whole numbers of at most 18 digits, -1 for an empty one."""
     import pyarrow as pa
+    from pyarrow import compute
 
     _require(column, r"^[0-9]{0,18}$")
-    is_filled = matches(column, "[0-9]")
+    digits = column.filter(compute.match_substring_regex(column, "[0-9]"))
     found = np.full(len(column), -1)
-    digits = column.filter(pa.chunked_array([pa.array(is_filled)]))
-    found[is_filled] = _words(digits.cast(pa.int64()), 1)[:, 0]
+    found[matches(column, "[0-9]")] = _words(digits.cast(pa.int64()), 1)[:, 0]
     return found
 
 

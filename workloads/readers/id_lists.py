@@ -14,7 +14,7 @@ from workloads.tables import NotPlainError
 Int64s = NDArray[np.int64]
 
 ROOM: Final = 1 << 16
-COMPARED_AT_ONCE: Final = 1 << 21
+COMPARED_AT_ONCE: Final = 1 << 20
 """Ids that are sorted at once; sorting takes five words for each."""
 
 
@@ -113,6 +113,7 @@ def _parts(ids: Int64s) -> Iterator[Int64s]:
     if num_parts == 1:
         yield np.arange(len(ids))
         return
-    rests = (ids % num_parts).astype(np.int16 if num_parts < 1 << 15 else np.int64)
+    rests = np.empty(len(ids), np.int16 if num_parts < 1 << 15 else np.int64)
+    np.remainder(ids, num_parts, out=rests, casting="unsafe")
     for rest in range(num_parts):
         yield np.flatnonzero(rests == rest)
