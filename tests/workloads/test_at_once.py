@@ -37,7 +37,7 @@ PLAIN = {
     "timed-trace": ['{"timestamp": 0.5, "input_length": 20, "output_length": 5, "hash_ids": [1, 2]}'] * 2,
     "bailian": [
         '{"chat_id": 5, "parent_chat_id": -1, "timestamp": 1, "input_length": 20, "output_length": 5, "type": "1e5x"}',
-        '{"chat_id": 3, "parent_chat_id": 8, "timestamp": 1.5, "input_length": 17, "output_length": 0, "hash_ids": [7,7]}',
+        '{"chat_id": 3, "parent_chat_id": 8, "timestamp": 1.5, "input_length": 3, "output_length": 0, "hash_ids": [7]}',
         '{"chat_id": 4, "timestamp": 2, "input_length": 3, "output_length": 5}',
         '{"chat_id": 9, "parent_chat_id": 5, "timestamp": 2, "input_length": 3, "output_length": 5, "hash_ids": [9]}',
         '{"chat_id": 1, "parent_chat_id": 9, "timestamp": 3.5, "input_length": 3, "output_length": 5, "hash_ids": [9]}',
