@@ -135,10 +135,10 @@ def open_content(path: str | Path) -> Content:
 
 
 def _opener(path: Path) -> Callable[[], IO[bytes]]:
-    once = b"" if path.is_file() else path.read_bytes()  # of a pipe, which cannot be read again
+    once = None if path.is_file() else path.read_bytes()  # of a pipe, which cannot be read again
 
     def raw() -> IO[bytes]:
-        return io.BytesIO(once) if once else path.open("rb")
+        return path.open("rb") if once is None else io.BytesIO(once)
 
     # By content, not by suffix: browsers and mirrors unpack .gz files without renaming them.
     with raw() as stream:

@@ -77,7 +77,8 @@ def mooncake_sessions(columns):
         return f'"delay": {us % 9000}' if i % 4 else f'"timestamp": {us / 1000}'
 
     return "\n".join(
-        f'{{{when(i, us)}, "session_id": "aaaaaaaa-0000-4000-8000-{i // 4:012}", "input_length": {p}, "output_length": {o}, "hash_ids": [{ids}]}}'
+        f'{{{when(i, us)}, "session_id": "aaaaaaaa-0000-4000-8000-{i // 4:012}", '
+        f'"input_length": {p}, "output_length": {o}, "hash_ids": [{ids}]}}'
         for i, us, p, o, ids in id_rows(columns, 512)
     )
 
