@@ -225,10 +225,12 @@ def test_what_a_sound_file_may_hold_is_plain(name: str, data, in_small_pieces, t
     monkeypatch.undo()
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.just(1.5), st.lists)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from([1.5, -2e-9, 1e300]), st.lists
+)
 
 
-@few
+@settings(max_examples=200, deadline=None)
 @given(values=st.lists(JSON, max_size=6), size=st.integers(1, 9), cut=st.integers(0, 60), blank=st.booleans())
 def test_an_array_is_read_element_by_element_as_it_is_at_once(values, size: int, cut: int, blank: bool):
     text = json.dumps(values, ensure_ascii=blank, indent=2 if blank else None).encode()

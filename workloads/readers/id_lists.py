@@ -101,8 +101,9 @@ def _same_for_each(ids: Int64s, value_at: Callable[[Int64s], Int64s]) -> bool:
     for places in _parts(ids):
         part = ids[places]
         order = np.argsort(part, kind="stable")
-        part, values = part[order], value_at(places)[order]
-        if ((part[1:] == part[:-1]) & (values[1:] != values[:-1])).any():
+        part, places = part[order], places[order]
+        again = np.flatnonzero(part[1:] == part[:-1])
+        if (value_at(places[again]) != value_at(places[again + 1])).any():
             return False
     return True
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+ENDS: Final = frozenset(" \t\n\r,]")
+"""What follows an element."""
 BLANK: Final = re.compile(r"[ \t\n\r]*")
 
 
@@ -51,14 +53,14 @@ class _Window:
         self._at += 1
 
     def value(self) -> object:
-        """Go behind the next value. What ends with the window may go on behind it, as a number does."""
+        """Go behind the next value. What has no end in the window may go on behind it: 1.5 begins as 1 does."""
         self.mark()
         while True:
             try:
                 value, stop = self._decode(self._text, self._at)
             except ValueError:
                 stop = len(self._text)
-            if stop < len(self._text):
+            if self._text[stop : stop + 1] in ENDS:
                 self._at = stop
                 return value
             if not self._grow():
