@@ -230,7 +230,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(values=st.lists(JSON, max_size=6), size=st.integers(1, 9), cut=st.integers(0, 60), blank=st.booleans())
 def test_an_array_is_read_element_by_element_as_it_is_at_once(values, size: int, cut: int, blank: bool):
     text = json.dumps(values, ensure_ascii=blank, indent=2 if blank else None).encode()
