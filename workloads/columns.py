@@ -44,9 +44,9 @@ HASHED_COLUMNS: Final = (*ROW_COLUMNS, "block_offsets", "block_ids")
 class Trace:
     """Requests in order of arrival; a row is a request, and row index is its identity inside the trace.
 
-    All columns are read-only copies. Raises ValueError naming the column and the first bad row when a column
-    has the wrong shape or dtype, or when the columns contradict each other (`workloads/validation.py` lists
-    the rules). `Trace.build` fills the optional columns.
+    All columns are read-only: copies, or arrays that were read-only already and own their memory. Raises ValueError
+    naming the column and the first bad row when a column has the wrong shape or dtype, or when the columns contradict
+    each other (`workloads/validation.py` lists the rules). `Trace.build` fills the optional columns.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Trace:
         for column in HASHED_COLUMNS:
             values: Int64s = getattr(self, column)
             digest.update(f"{column} {len(values)}\n".encode())
-            digest.update(values.astype("<i8").tobytes())
+            digest.update(np.ascontiguousarray(values, "<i8").data)
         return digest.hexdigest()
 
     def slice(self, start: int, stop: int) -> Trace:

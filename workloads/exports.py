@@ -114,7 +114,7 @@ def losses(trace: Trace, text: str, to: str) -> list[str]:
     target = TARGETS[to]
     options = Options(trace.block_size or None if target.has_ids else None, tokenizer=target.tokenizer)
     try:
-        back = read_content(Content(f"the {to} file", text=text), to, options).trace
+        back = read_content(Content.of_text(f"the {to} file", text), to, options).trace
     except TraceError as error:
         return [f"the trace itself: it cannot be read back ({error})"]
     if len(back) != len(trace):

@@ -24,7 +24,7 @@ from workloads.readers import (
 from workloads.readers.reader import Options, Reader
 from workloads.remarks import remarks
 from workloads.rows import Rows, TraceError
-from workloads.tables import Table, all_plain, to_trace
+from workloads.tables import NotPlainError, Table, all_plain, to_trace
 
 READERS: Final[dict[str, Reader]] = {
     "pagelab": pagelab,
@@ -95,7 +95,7 @@ def read_content(
         raise TraceError(f"{content.path}:1: not in the format {found!r}, which is {reader.EXPECTS}")
     rows = Rows(content.path, refuse=refuse, notes=[*content.notes])
     table = _table(reader, content, rows, options, empty_is_a_trace=found == "pagelab")
-    num_read = len(rows.place) or len(table)
+    num_read = len(table) + rows.dropped.total()
     source, saved_name = {"format": found, "file": content.file_name}, content.file_name.split(".")[0]
     if found == "pagelab":
         saved_name, source = _saved_provenance(content, saved_name, source)
@@ -114,15 +114,27 @@ RECORDED: Final = ("recipe", "tokenizer")
 
 def _table(reader: Reader, content: Content, rows: Rows, options: Options, *, empty_is_a_trace: bool) -> Table:
     """All rows at once where each is plain, which is the same and ten times as fast; else one by one."""
-    if content.size >= AT_ONCE_BYTES:
-        table = reader.read_plain(content, rows, options)
-        if table is not None and len(table) and all_plain(table):
-            return table
+    plain = _plain_table(reader, content, rows, options) if content.size >= AT_ONCE_BYTES else None
+    if plain is not None:
+        rows.take(plain)
+        return plain
     blocks = reader.read(content, rows, options)
     rows.finish()
     if not rows.kept and not (empty_is_a_trace and not rows.place):
         raise TraceError(f"{content.path}: no row is left ({rows.counts()}); name a trace with rows")
     return rows.table(blocks)
+
+
+def _plain_table(reader: Reader, content: Content, rows: Rows, options: Options) -> Table | None:
+    num_notes = len(rows.notes)
+    try:
+        table = reader.read_plain(content, rows, options)
+        if len(table) and all_plain(table):
+            return table
+    except NotPlainError:
+        pass
+    del rows.notes[num_notes:]
+    return None
 
 
 def _saved_provenance(content: Content, name: str, source: dict[str, str]) -> tuple[str, dict[str, str]]:

@@ -105,13 +105,20 @@ class Rows:
         index = self.place[row.parent]
         return None if index < 0 else self.kept[index]
 
-    def counts(self) -> str:
+    def take(self, table: Table) -> None:
+        """All rows at once: note those that were left out."""
+        self.dropped.update(table.left_out)
+        self.first_left_out = table.first_left_out
+        self.finish(len(table))
+
+    def counts(self, num_kept: int | None = None) -> str:
         """'read R = kept K + dropped D: reason xN, ...'."""
-        text = f"read {len(self.place)} = kept {len(self.kept)} + dropped {self.dropped.total()}"
+        kept, dropped = len(self.kept) if num_kept is None else num_kept, self.dropped.total()
+        text = f"read {kept + dropped} = kept {kept} + dropped {dropped}"
         reasons = ", ".join(f"{reason} x{count}" for reason, count in self.dropped.most_common())
         return f"{text}: {reasons}" if reasons else text
 
-    def finish(self) -> None:
+    def finish(self, num_kept: int | None = None) -> None:
         """Raise TraceError if a bad row refuses the file; otherwise note what was dropped."""
         if not self.dropped:
             return
@@ -119,7 +126,7 @@ class Rows:
             raise TraceError(
                 f"{self.first_bad} ({self.counts()}); mend it, or keep the other rows with --on-bad-row drop"
             )
-        self.notes.append(f"{self.path}: {self.counts()}; first: {self.first_bad or self.first_left_out}")
+        self.notes.append(f"{self.path}: {self.counts(num_kept)}; first: {self.first_bad or self.first_left_out}")
 
     def table(self, blocks: Blocks) -> Table:
         """The kept rows as columns; notes say which lost their parent."""

@@ -24,6 +24,12 @@ class Blocks(NamedTuple):
 
 
 NO_BLOCKS: Final = Blocks()
+MOVED_AT_ONCE: Final = 1 << 16
+"""Rows whose ids are moved at once, which takes three words for each."""
+
+
+class NotPlainError(Exception):
+    """A file with a row that needs a closer look: to be read row by row."""
 
 
 def _none() -> Int64s:
@@ -40,6 +46,10 @@ class Table:
     block_offsets: Int64s = field(default_factory=_none)
     """[n + 1], or empty if no row has ids."""
     block_ids: Int64s = field(default_factory=_none)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """By reason, how many rows of the file a recipe left out."""
+    first_left_out: str = ""
+    """Where and why the first of them was."""
 
     def __len__(self) -> int:
         return len(self.columns["arrival_ns"])
@@ -73,7 +83,7 @@ def _parents_are_plain(columns: Mapping[str, Int64s]) -> bool:
 
 def to_trace(table: Table, path: str, notes: list[str], *, name: str, source: dict[str, str], rebase: bool) -> Trace:
     """Sorted stably by arrival, re-based to 0 if asked; `notes` says what was done. Raises ValueError where the
-    rows contradict each other."""
+    rows contradict each other. The table's arrays are read-only after it."""
     arrival = table.columns["arrival_ns"]
     columns = dict(table.columns)
     offsets, ids = table.block_offsets, table.block_ids
@@ -91,6 +101,8 @@ def to_trace(table: Table, path: str, notes: list[str], *, name: str, source: di
     if rebase and len(arrival):
         columns["arrival_ns"] = columns["arrival_ns"] - columns["arrival_ns"][0]
     blocks = {"block_offsets": offsets, "block_ids": ids} if len(offsets) else {}
+    for values in (*columns.values(), *blocks.values()):
+        values.setflags(write=False)  # the trace takes them as they are
     size, scope, partial = table.blocks
     return Trace.build(
         columns.pop("arrival_ns"),
@@ -107,7 +119,11 @@ def to_trace(table: Table, path: str, notes: list[str], *, name: str, source: di
 
 
 def _moved(offsets: Int64s, ids: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
-    counts = np.diff(offsets)[order]
-    moved = np.concatenate(([0], np.cumsum(counts)))
-    where = np.arange(moved[-1]) + np.repeat(offsets[:-1][order] - moved[:-1], counts)
-    return moved, ids[where]
+    moved = np.concatenate(([0], np.cumsum(np.diff(offsets)[order])))
+    found = np.empty(len(ids), np.int64)
+    for start in range(0, len(order), MOVED_AT_ONCE):
+        rows = order[start : start + MOVED_AT_ONCE]
+        ends = moved[start : start + len(rows) + 1]
+        where = np.arange(ends[0], ends[-1]) + np.repeat(offsets[rows] - ends[:-1], np.diff(ends))
+        found[ends[0] : ends[-1]] = ids[where]
+    return moved, found

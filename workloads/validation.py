@@ -45,12 +45,15 @@ def integers(column: str, values: ArrayLike) -> Int64s:
 
 
 def frozen_column(trace: Trace, column: str) -> NDArray[Any]:
-    """A read-only copy of one column, of the right dtype and number of dimensions."""
+    """One column read-only, of the right dtype and number of dimensions: a copy, unless the array is read-only already
+    and owns its memory. Then nobody writes to it, and it may be a gigabyte of block ids."""
     values = getattr(trace, column)
     dtype = np.int8 if column == "status" else np.int64
     if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
         got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise ValueError(f"{column}: need a one-dimensional {np.dtype(dtype)} array, got {got}; see Trace.build")
+    if values.flags.owndata and not values.flags.writeable:
+        return values
     copy = values.copy()
     copy.setflags(write=False)
     return copy

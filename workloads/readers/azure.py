@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from workloads.content import Content
-from workloads.readers import arrow
+from workloads.readers import arrow, arrow_files
 from workloads.readers.reader import Options, csv_rows, wrong_width
 from workloads.rows import Row, Rows
 from workloads.stamps import RowError, date_time_ns, whole
@@ -45,14 +45,13 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return Blocks()
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
     """By pyarrow."""
-    columns = arrow.csv_columns(content.text, LENGTHS, as_text=[STAMP])
-    if columns is None:
-        return None
-    table = arrow.plain_table(2, arrow.date_times(columns[STAMP]), *(columns[name] for name in LENGTHS))
-    if table is not None:
-        _say(content, rows)
+    columns = arrow_files.csv_columns(content, LENGTHS, as_text=[STAMP])
+    table = arrow.plain_table(
+        2, arrow.date_times(columns[STAMP]), *(arrow.whole_numbers(columns[name]) for name in LENGTHS)
+    )
+    _say(content, rows)
     return table
 
 

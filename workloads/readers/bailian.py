@@ -7,14 +7,23 @@ follow it. `type` and `turn` are not used.
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.content import Content
+from workloads.readers import arrow, arrow_files
+from workloads.readers.id_lists import Column, IdLists
 from workloads.readers.mooncake import block_ids, check_count
 from workloads.readers.reader import Options, Record, first_record, json_record
+from workloads.readers.turns import origins, places_of
 from workloads.rows import Row, Rows
 from workloads.stamps import NS_PER_S, RowError, nanoseconds, whole
-from workloads.tables import Blocks, Table
+from workloads.tables import Blocks, NotPlainError, Table
+
+Int64s = NDArray[np.int64]
 
 EXPECTS = "JSON lines with chat_id, parent_chat_id, timestamp (s), input_length, output_length, hash_ids (16 tokens)"
 REBASE = True
@@ -45,13 +54,50 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
             number.setdefault(root, session)
             orphans += chats.parent[chat] != ROOT and chats.parent[chat] not in chats.row
     if orphans:
-        rows.notes.append(f"{content.path}: {orphans} rows name a parent that is not in the file: now roots")
-    return Blocks(size, "content", "ceil") if any(row.block_ids for row in rows.kept) else Blocks()
+        rows.notes.append(_said(content, orphans))
+    return _blocks(size) if any(row.block_ids for row in rows.kept) else Blocks()
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
-    """Rows depend on each other: one by one."""
-    return None
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
+    """By pyarrow; what a row says besides is not looked at."""
+    size = BLOCK_SIZE if options.block_size is None else options.block_size
+    names = ("chat_id", "parent_chat_id", *KEYS[1:])
+    columns, lists = {name: Column() for name in names}, IdLists(size)
+    kinds = {**dict.fromkeys(names, "whole"), "timestamp": "decimal", "hash_ids": "ids"}
+    for piece in arrow_files.json_pieces(content, kinds, needed=KEYS, others=True):
+        for name in names:
+            columns[name].add(_plain_column(name, piece[name]))
+        lists.add(piece["hash_ids"], arrow.whole_numbers(piece["input_length"]))
+    chat, above, arrival, prompt, output = (columns[name].take() for name in names)
+    parent = places_of(above, chat)
+    if (chat == ROOT).any() or (parent >= np.arange(len(chat))).any():
+        raise NotPlainError
+    orphans = int(((above != ROOT) & (parent < 0)).sum())
+    table = arrow.plain_table(1, arrival, prompt, output, session=_sessions(parent), parent=parent)
+    if orphans:
+        rows.notes.append(_said(content, orphans))
+    offsets, ids = lists.take()
+    return replace(table, blocks=_blocks(size), block_offsets=offsets, block_ids=ids) if len(ids) else table
+
+
+def _plain_column(name: str, column: Any) -> Int64s:
+    if name == "timestamp":
+        return arrow.scaled(column, NS_PER_S)
+    return arrow.filled(column, arrow.whole_numbers(column.drop_null()))  # without a parent, -1
+
+
+def _sessions(parent: Int64s) -> Int64s:
+    """Numbers of the roots in file order, which is the order in which sessions are first seen."""
+    is_root = parent < 0
+    return np.asarray((np.cumsum(is_root) - 1)[origins(parent)], np.int64)
+
+
+def _said(content: Content, orphans: int) -> str:
+    return f"{content.path}: {orphans} rows name a parent that is not in the file: now roots"
+
+
+def _blocks(size: int) -> Blocks:
+    return Blocks(size, "content", "ceil")
 
 
 class _Chats:

@@ -8,16 +8,25 @@ round_index. A row whose status is neither 'ok' nor empty has failed. What prefi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.content import Content
+from workloads.readers import arrow, arrow_files
 from workloads.readers.reader import Options, csv_rows, wrong_width
+from workloads.readers.turns import rounds_before
 from workloads.rows import Row, Rows
 from workloads.stamps import RowError, nanoseconds, whole
-from workloads.tables import Blocks, Table
+from workloads.tables import Blocks, NotPlainError, Table
+
+Int64s = NDArray[np.int64]
 
 STAMP: Final = "arrival_time_us"
 NEEDED: Final = (STAMP, "input_tokens", "output_tokens")
+NUMBERS: Final = ("server_input_tokens", "prefix_length", "round_index", "vllm_priority")
+OPTIONAL: Final = (*NUMBERS, "prefix_group", "status", "session_id")
 NS_PER_US: Final = 1000
 EXPECTS = "CSV arrival_time_us,input_tokens,output_tokens (BLIS TraceV2, the file beside the YAML header)"
 REBASE = True
@@ -52,18 +61,55 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
             sessions.keep(key, whole("round_index", turn), row.session, len(rows.place))
             failed += gone
             shared += bool(record.get("prefix_group"))
+    _say(content, rows, failed, shared)
+    return Blocks()
+
+
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
+    """By pyarrow."""
+    names = [STAMP, "input_tokens", "output_tokens", *(name for name in OPTIONAL if name in content.header())]
+    columns = arrow_files.csv_columns(
+        content, ["input_tokens"], as_text=[name for name in names if name != "input_tokens"]
+    )
+    there = columns.keys()
+    given = arrow.whole_numbers(columns["input_tokens"])
+    zeros = np.zeros(len(given), np.int64)
+    server, prefix, turn, priority = (_or_0(columns[name]) if name in there else zeros for name in NUMBERS)
+    grouped = _filled(columns["prefix_group"]) if "prefix_group" in there else zeros > 0
+    gone = ~arrow.matches(arrow.stripped(columns["status"]), "^(ok)?$") if "status" in there else zeros > 0
+    output = _or_0(columns["output_tokens"])
+    if (~gone & ~_filled(columns["output_tokens"])).any():
+        raise NotPlainError
+    session = arrow.numbered(columns["session_id"]) if "session_id" in there else zeros - 1
+    table = arrow.plain_table(
+        2,
+        arrow.scaled(columns[STAMP], NS_PER_US),
+        np.where(grouped, prefix + given, np.where(server > 0, server, given)),
+        np.where(gone, 0, output),
+        priority=priority,
+        session=session,
+        parent=rounds_before(session, turn),
+    )
+    _say(content, rows, int(gone.sum()), int(grouped.sum()))
+    return table
+
+
+def _or_0(column: Any) -> Int64s:
+    """Whole numbers, 0 for an empty text."""
+    return np.maximum(arrow.whole_texts(column), 0)
+
+
+def _filled(column: Any) -> NDArray[np.bool_]:
+    return arrow.numbered(column) >= 0
+
+
+def _say(content: Content, rows: Rows, failed: int, shared: int) -> None:
     if failed:
         rows.notes.append(f"{content.path}: {failed} rows have another status than ok: kept as failed, not replayed")
     if shared:
         rows.notes.append(
             f"{content.path}: {shared} rows are in a prefix group: its length counts, its sharing is lost"
         )
-    return Blocks()
-
-
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
-    """Rows depend on each other: one by one."""
-    return None
 
 
 class _Sessions:

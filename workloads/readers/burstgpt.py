@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from workloads.content import Content
-from workloads.readers import arrow
+from workloads.readers import arrow, arrow_files
 from workloads.readers.reader import Options, csv_rows, wrong_width
 from workloads.rows import Row, Rows
 from workloads.stamps import NS_PER_S, nanoseconds, whole
@@ -46,12 +46,10 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return Blocks()
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
     """By pyarrow."""
     texts = [STAMP, SESSION] if SESSION in content.header() else [STAMP]
-    columns = arrow.csv_columns(content.text, LENGTHS, as_text=texts)
-    if columns is None:
-        return None
-    session = {"session": arrow.numbered(columns[SESSION])} if SESSION in columns else {}
+    columns = arrow_files.csv_columns(content, LENGTHS, as_text=texts)
+    session = {"session": arrow.numbered(columns.pop(SESSION))} if SESSION in columns else {}
     arrival_ns = arrow.scaled(columns[STAMP], NS_PER_S)
-    return arrow.plain_table(2, arrival_ns, *(columns[name] for name in LENGTHS), **session)
+    return arrow.plain_table(2, arrival_ns, *(arrow.whole_numbers(columns[name]) for name in LENGTHS), **session)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from workloads.content import Content
-from workloads.readers import arrow, vidur
+from workloads.readers import arrow, arrow_files, vidur
 from workloads.readers.reader import Options, csv_rows, wrong_width
 from workloads.rows import Row, Rows
 from workloads.stamps import whole
@@ -42,16 +42,13 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return Blocks()
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
     """By pyarrow."""
     pair = _pair(content)
-    columns = arrow.csv_columns(content.text, pair)
-    if columns is None:
-        return None
-    prompt, output = (columns[name] for name in pair)
+    columns = arrow_files.csv_columns(content, pair)
+    prompt, output = (arrow.whole_numbers(columns[name]) for name in pair)
     table = arrow.plain_table(2, np.zeros(len(prompt), np.int64), prompt, output)
-    if table is not None:
-        _say(content, rows)
+    _say(content, rows)
     return table
 
 

@@ -10,17 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from workloads.content import Content
-from workloads.readers import arrow
+from workloads.readers import mooncake_columns
+from workloads.readers.id_lists import all_chained
 from workloads.readers.reader import Options, Record, first_record, json_record
 from workloads.rows import Row, Rows
 from workloads.stamps import NS_PER_MS, RowError, nanoseconds, whole
 from workloads.tables import Blocks, Table
-
-Int64s = NDArray[np.int64]
 
 EXPECTS = "JSON lines with timestamp (ms), input_length, output_length, hash_ids (512-token blocks)"
 REBASE = True
@@ -42,8 +38,8 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return read_rows(content, rows, options.block_size or BLOCK_SIZE, NS_PER_MS)
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
-    """By pyarrow, without sessions."""
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
+    """By pyarrow."""
     return read_table(content, rows, options.block_size or BLOCK_SIZE, NS_PER_MS)
 
 
@@ -63,22 +59,20 @@ def read_rows(content: Content, rows: Rows, size: int, unit_ns: int) -> Blocks:
     return _blocks(content, rows, size, chained=_is_chained(rows.kept))
 
 
-def read_table(content: Content, rows: Rows, size: int, unit_ns: int) -> Table | None:
-    """As `read_rows`, at once, for files of the four keys alone."""
-    kinds = {"timestamp": "decimal", "input_length": "whole", "output_length": "whole", "hash_ids": "ids"}
-    columns = arrow.json_columns(content.text, kinds, needed=list(kinds)[:3])
-    if columns is None:
-        return None
-    lengths = (columns["input_length"], columns["output_length"])
-    table = arrow.plain_table(1, arrow.scaled(columns["timestamp"], unit_ns), *lengths)
-    lists = arrow.id_lists(columns["hash_ids"]) if "hash_ids" in columns else None
-    if table is None or "hash_ids" not in columns:
+def read_table(content: Content, rows: Rows, size: int, unit_ns: int) -> Table:
+    """As `read_rows`, at once."""
+    stamp, prompt, output = (_named(content, either) for either in (STAMPS, PROMPTS, OUTPUTS))
+    table = mooncake_columns.read(content, stamp, prompt, output, size, unit_ns)
+    if not len(table.block_ids):
         return table
-    if lists is None or not len(lists[1]) or not _cover_alike(table.columns["num_prompt_tokens"], *lists, size):
-        return None
-    chained = _all_chained(*lists)
-    blocks = _blocks(content, rows, size, chained=chained)
-    return replace(table, blocks=blocks, block_offsets=lists[0], block_ids=lists[1])
+    chained = all_chained(table.block_offsets, table.block_ids)
+    return replace(table, blocks=_blocks(content, rows, size, chained=chained))
+
+
+def _named(content: Content, names: tuple[str, ...]) -> str:
+    """The one of them that the first row has."""
+    keys = first_record(content).keys()
+    return next((name for name in names if name in keys), names[0])
 
 
 def _blocks(content: Content, rows: Rows, size: int, *, chained: bool) -> Blocks:
@@ -190,26 +184,3 @@ def _is_chained(kept: list[Row]) -> bool:
                 return False
             previous = block
     return True
-
-
-def _cover_alike(prompt: Int64s, offsets: Int64s, ids: Int64s, size: int) -> bool:
-    """Whether every row with ids has one for every `size` tokens, and every id always stands for as many tokens."""
-    counts = np.diff(offsets)
-    if ((counts > 0) & (counts != -(-prompt // size))).any() or (ids < 0).any():
-        return False
-    covers = np.full(len(ids), size)
-    with_ids = counts > 0
-    covers[offsets[1:][with_ids] - 1] = (prompt - (counts - 1) * size)[with_ids]
-    return _same_for_each(ids, covers)
-
-
-def _all_chained(offsets: Int64s, ids: Int64s) -> bool:
-    before = np.concatenate(([-1], ids[:-1]))
-    before[offsets[:-1][np.diff(offsets) > 0]] = -1
-    return _same_for_each(ids, before)
-
-
-def _same_for_each(ids: Int64s, values: Int64s) -> bool:
-    order = np.argsort(ids, kind="stable")
-    ids, values = ids[order], values[order]
-    return not ((ids[1:] == ids[:-1]) & (values[1:] != values[:-1])).any()

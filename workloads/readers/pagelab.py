@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from workloads.content import Content
-from workloads.readers import arrow
+from workloads.readers import arrow, arrow_files
 from workloads.readers.reader import Options, Record, csv_rows, first_record, json_record, wrong_width
 from workloads.rows import Row, Rows, TraceError
 from workloads.stamps import RowError, whole
-from workloads.tables import Blocks, Table
+from workloads.tables import Blocks, NotPlainError, Table
 from workloads.validation import MIN_VALUE
 
 REQUIRED: Final = ("arrival_ns", "num_prompt_tokens", "num_output_tokens")
@@ -50,49 +50,47 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return _blocks(content, meta, options.block_size, any_ids=any(row.block_ids for row in rows.kept))
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
     """By pyarrow, from any container; no value may be missing."""
     columns, first_line = _columns(content)
-    if columns is None or not set(REQUIRED) <= columns.keys():
-        return None
-    arrival_ns, prompt, output = (columns[name] for name in REQUIRED)
+    if not set(REQUIRED) <= columns.keys():
+        raise NotPlainError
+    arrival_ns, prompt, output = (arrow.whole_numbers(columns[name]) for name in REQUIRED)
     more = {name: arrow.whole_numbers(columns[name]) for name in OPTIONAL if name in columns}
-    table = arrow.plain_table(first_line, arrow.whole_numbers(arrival_ns), prompt, output, **more)
-    if table is None:
-        return None
+    table = arrow.plain_table(first_line, arrival_ns, prompt, output, **more)
     if "block_ids" in columns:
-        lists = arrow.id_lists(columns["block_ids"])
-        if lists is None:
-            return None
-        table = replace(table, block_offsets=lists[0], block_ids=lists[1])
+        offsets, ids = arrow.id_lists(columns["block_ids"])
+        table = replace(table, block_offsets=offsets, block_ids=ids)
     any_ids = len(table.block_ids) > 0
     return replace(table, blocks=_blocks(content, metadata(content), options.block_size, any_ids=any_ids))
 
 
-def _columns(content: Content) -> tuple[arrow.Columns | None, int]:
+def _columns(content: Content) -> tuple[arrow.Columns, int]:
     """The columns that are there, and the line of the first row."""
     if content.parquet:
         return _parquet_columns(content), 1
-    first, _, rest = content.text.partition("\n")
-    is_json = first.startswith("{")
-    marked = JSON_MARK in first_record(content) if is_json else first.startswith(CSV_MARK)
-    text, first_line = (rest, 2) if marked else (content.text, 1)
+    head = next(content.pieces(), b"").decode()
+    is_json = head.startswith("{")
+    marked = JSON_MARK in first_record(content) if is_json else head.startswith(CSV_MARK)
+    skip_lines = int(marked)
     if is_json:
         kinds = {**dict.fromkeys((*REQUIRED, *OPTIONAL), "whole"), "block_ids": "ids"}
-        return arrow.json_columns(text, kinds, REQUIRED), first_line
-    header = text.partition("\n")[0].strip().split(",")
+        return arrow_files.json_columns(content, kinds, REQUIRED, skip_lines), skip_lines + 1
+    header = (head + "\n").split("\n")[skip_lines].strip().split(",")
     numbers = [name for name in (*REQUIRED, *OPTIONAL) if name in header]
-    return arrow.csv_columns(text, numbers, [name for name in ("block_ids",) if name in header]), first_line + 1
+    texts = [name for name in ("block_ids",) if name in header]
+    return arrow_files.csv_columns(content, numbers, texts, skip_lines), skip_lines + 2
 
 
-def _parquet_columns(content: Content) -> arrow.Columns | None:
+def _parquet_columns(content: Content) -> arrow.Columns:
     import pyarrow as pa
 
     table = _parquet_table(content)
     kinds = {name: pa.int64() for name in (*REQUIRED, *OPTIONAL)} | {"block_ids": pa.list_(pa.int64())}
     found = {name: table[name] for name in kinds if name in table.column_names}
-    plain = all(column.type.equals(kinds[name]) and not column.null_count for name, column in found.items())
-    return found if plain else None
+    if not all(column.type.equals(kinds[name]) and not column.null_count for name, column in found.items()):
+        raise NotPlainError
+    return found
 
 
 def metadata(content: Content) -> Record:

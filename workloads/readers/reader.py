@@ -46,10 +46,10 @@ class Reader(Protocol):
     def read(self, content: Content, rows: Rows, options: Options) -> Blocks:
         """Add every row to `rows`, say what the block ids mean. Raises TraceError for an unusable header."""
 
-    def read_plain(self, content: Content, rows: Rows, options: Options) -> Table | None:
-        """All rows at once, exactly as `read` would keep them, or None where one of them needs a closer look.
+    def read_plain(self, content: Content, rows: Rows, options: Options) -> Table:
+        """All rows at once, exactly as `read` would keep them. Raises NotPlainError where one needs a closer look.
 
-        Only for speed: adds nothing to `rows` but notes, and those only with a table.
+        Only for speed: adds nothing to `rows` but notes.
         """
 
 
@@ -110,7 +110,7 @@ def json_record(line: str) -> Record:
 
 def first_record(content: Content) -> Record:
     """The first of the leading lines that is a JSON object, or {}; broken lines must not hide the format."""
-    if content.text.lstrip()[:1] != "{":
+    if content.first_line()[:1] != "{":
         return {}
     for _, line in islice(content.lines(), NUM_PROBED_LINES):
         try:

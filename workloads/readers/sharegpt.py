@@ -8,14 +8,16 @@ recipe does not take is counted with its reason. Row numbers are places in the a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from workloads.content import Content
+from workloads.readers.json_array import elements
+from workloads.readers.lengths import Lengths
 from workloads.readers.reader import Options
 from workloads.rows import LeftOutError, Row, Rows, TraceError
 from workloads.stamps import RowError
-from workloads.tables import Blocks, Table
+from workloads.tables import Blocks, NotPlainError, Table
 from workloads.tokens import token_counter
 
 EXPECTS = "JSON array of {id, conversations: [{from, value}, ...]} (needs --recipe and --tokenizer)"
@@ -26,22 +28,19 @@ ASSISTANT: Final = ("gpt", "chatgpt", "bing", "bard", "assistant")
 
 Turn = tuple[str, str]
 Count = Callable[[str], int]
+Recipe = Callable[[list[Turn], Count], tuple[int, int]]
 
 
 def claims(content: Content) -> bool:
     """By an array whose first kilobytes have the key."""
-    head = content.text[:65_536].lstrip()
-    return head[:1] == "[" and '"conversations"' in head
+    head = next(content.chunks(), b"").lstrip()
+    return head[:1] == b"[" and b'"conversations"' in head
 
 
 def read(content: Content, rows: Rows, options: Options) -> Blocks:
     """Raises TraceError for what is no JSON array, or without a recipe or a tokenizer."""
-    take = RECIPES.get(options.recipe or "")
-    if take is None:
-        said = "no --recipe was said" if options.recipe is None else f"there is no recipe {options.recipe!r}"
-        raise TraceError(f"{content.path}: {said}; which turns are a request? one of {', '.join(RECIPES)}")
-    count = token_counter(content, options.tokenizer)
-    rows.notes.append(f"{content.path}: talks without arrivals: every request arrives at 0")
+    take, count = _recipe(content, options), token_counter(content, options.tokenizer)
+    rows.notes.append(_said(content))
     for number, talk in enumerate(_talks(content), start=1):
         with rows.row(number):
             prompt, output = take(_turns(talk), count)
@@ -49,19 +48,47 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return Blocks()
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
-    """Texts are counted one by one."""
-    return None
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
+    """Talk by talk, of which only the lengths are kept."""
+    take, count = _recipe(content, options), token_counter(content, options.tokenizer)
+    rows.notes.append(_said(content))
+    found = Lengths()
+    for number, talk in enumerate(_talks(content), start=1):
+        try:
+            found.add(number, *take(_turns(talk), count))
+        except LeftOutError as bad:
+            found.leave_out(f"{content.path}:{number}: {bad}", bad.reason)
+        except RowError:
+            raise NotPlainError from None
+    return found.table()
 
 
-def _talks(content: Content) -> list[object]:
+def _recipe(content: Content, options: Options) -> Recipe:
+    take = RECIPES.get(options.recipe or "")
+    if take is None:
+        said = "no --recipe was said" if options.recipe is None else f"there is no recipe {options.recipe!r}"
+        raise TraceError(f"{content.path}: {said}; which turns are a request? one of {', '.join(RECIPES)}")
+    return take
+
+
+def _said(content: Content) -> str:
+    return f"{content.path}: talks without arrivals: every request arrives at 0"
+
+
+def _talks(content: Content) -> Iterator[object]:
     try:
-        talks = json.loads(content.text)
+        yield from elements(content.chunks())
+    except (ValueError, RecursionError):
+        raise _refusal(content) from None
+
+
+def _refusal(content: Content) -> TraceError:
+    """Where it is no JSON array: the whole text says."""
+    try:
+        json.loads(content.text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{content.path}: not JSON ({error}); fetch the file again") from None
-    if not isinstance(talks, list):
-        raise TraceError(f"{content.path}: no JSON array of talks; expected {EXPECTS}")
-    return talks
+        return TraceError(f"{content.path}: not JSON ({error}); fetch the file again")
+    return TraceError(f"{content.path}: no JSON array of talks; expected {EXPECTS}")
 
 
 def _turns(talk: object) -> list[Turn]:
@@ -105,7 +132,7 @@ def _counted(prompt: str, output: str, count: Count) -> tuple[int, int]:
     return lengths
 
 
-RECIPES: Final[Mapping[str, Callable[[list[Turn], Count], tuple[int, int]]]] = {
+RECIPES: Final[Mapping[str, Recipe]] = {
     "first-human-pair": first_human_pair,
     "vllm-first-two": vllm_first_two,
 }

@@ -29,6 +29,6 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return mooncake.read_rows(content, rows, options.block_size or BLOCK_SIZE, NS_PER_S)
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
     """By pyarrow, without sessions."""
     return mooncake.read_table(content, rows, options.block_size or BLOCK_SIZE, NS_PER_S)

@@ -7,11 +7,11 @@ No other names are guessed, because two of Vidur's own readers disagree about th
 from __future__ import annotations
 
 from workloads.content import Content
-from workloads.readers import arrow
+from workloads.readers import arrow, arrow_files
 from workloads.readers.reader import Options, csv_rows, wrong_width
 from workloads.rows import Row, Rows, TraceError
 from workloads.stamps import NS_PER_S, date_time_ns, looks_like_date, nanoseconds, whole
-from workloads.tables import Blocks, Table
+from workloads.tables import Blocks, NotPlainError, Table
 
 STAMPS = ("arrived_at", "arrival_time")
 LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
@@ -40,17 +40,17 @@ def read(content: Content, rows: Rows, options: Options) -> Blocks:
     return Blocks()
 
 
-def read_plain(content: Content, rows: Rows, options: Options) -> Table | None:
+def read_plain(content: Content, rows: Rows, options: Options) -> Table:
     """By pyarrow, where all stamps are numbers or all are dates."""
     stamps = [name for name in STAMPS if name in content.header()]
-    columns = arrow.csv_columns(content.text, LENGTHS, as_text=stamps) if len(stamps) == 1 else None
-    if columns is None:
-        return None
-    stamp = columns[stamps[0]]
-    arrival_ns = arrow.scaled(stamp, NS_PER_S)
-    if arrival_ns is None:
-        arrival_ns = arrow.date_times(stamp)
-    return arrow.plain_table(2, arrival_ns, *(columns[name] for name in LENGTHS))
+    if len(stamps) != 1:
+        raise NotPlainError
+    columns = arrow_files.csv_columns(content, LENGTHS, as_text=stamps)
+    try:
+        arrival_ns = arrow.scaled(columns[stamps[0]], NS_PER_S)
+    except NotPlainError:
+        arrival_ns = arrow.date_times(columns[stamps[0]])
+    return arrow.plain_table(2, arrival_ns, *(arrow.whole_numbers(columns[name]) for name in LENGTHS))
 
 
 def _arrival_ns(key: str, text: str) -> int:
