@@ -78,6 +78,8 @@ class BlockTable:
         self.cpu[row, first : len(given)] = given[first:]
         self.num_blocks[row] = len(given)
         self._behind[row] = min(self._behind.get(row, first), first)
+        if first < len(held):
+            self.num_changes += 1
 
     def append_row(self, row: int, blocks: Sequence[int]) -> None:
         """These blocks follow the row's own. ValueError past the row's width, before any change."""

@@ -164,7 +164,8 @@ class ModelExecutor:
         ran = self._steady
         assert ran is not None
         logits = self.decode.run(len(ran.requests), filtered=ran.filtered, shared=bool(self.sharing))
-        self.sequences.searches.score(ran.requests, logits)
+        if ran.beams:
+            self.sequences.searches.score(ran.requests, logits)
         if self._watch is not None:
             self._watch(ran.requests, logits)
         return ran
@@ -209,10 +210,12 @@ class ModelExecutor:
         )
         logits = self.mixed.run(inputs)
         self._fresh = False  # lengths went on without the device's record
-        sequences.searches.score(sampling, logits)
+        ran = sequences.ran(sampling, self.mixed.sampled)
+        if ran.beams:
+            sequences.searches.score(sampling, logits)
         if self._watch is not None and sampling:
             self._watch(sampling, logits)
-        return sequences.ran(sampling, self.mixed.sampled)
+        return ran
 
     # after the step -----------------------------------------------------------------------------------------------
 

@@ -51,3 +51,5 @@ class Ran:
     filtered: bool
     left: int
     """Steps before one of the requests has all its tokens."""
+    beams: bool = False
+    """Whether beams are among them, whose tokens a search chooses."""

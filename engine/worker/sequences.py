@@ -56,8 +56,10 @@ class Sequences:
         if request in self.tokens:
             return
         self.tokens[request] = own = RequestTokens(request, self._vocab_size)
-        if own.forced and request.group is not None:
-            raise ValueError(f"request {request.request_id!r}: its tokens name outputs, which members cannot share")
+        if own.forced and is_beam(request):
+            raise ValueError(
+                f"request {request.request_id!r}: a search finds its outputs, and the content names others"
+            )
         self._ask(request)
 
     def _ask(self, request: Request) -> None:
@@ -66,7 +68,8 @@ class Sequences:
 
     def sample_from(self, chunk: Chunk) -> Sequence[Request]:
         """Who samples from the logits of a chunk that completes: every member of a group that is to be forked, each
-        with random numbers of its own. A search begins with one beam."""
+        with random numbers of its own. A search begins with one beam. Outputs that the content names are the first
+        member's."""
         request, group = chunk.request, chunk.request.group
         if group is None or group.forked or group.beam:
             return (request,)
@@ -104,7 +107,8 @@ class Sequences:
         simple = self._stops is None and not any(tokens.forced for tokens in own)
         simple = simple and not any(request.group is not None for request in requests)
         puts = [tokens.kept.append for tokens in own] if simple else []
-        return Ran(requests, own, puts, sampled[: len(requests)].numpy(), self.filtered(requests), left)
+        beams = any(is_beam(request) for request in requests)
+        return Ran(requests, own, puts, sampled[: len(requests)].numpy(), self.filtered(requests), left, beams)
 
     # after the step -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,9 @@ from engine.core.paged import PagedAllocator  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.worker.budget import EngineError  # noqa: E402
+from engine.worker.engine import Engine  # noqa: E402
 from engine.worker.kv_memory import KVMemory  # noqa: E402
+from engine.worker.shared_prefix import SharingRule  # noqa: E402
 from tests.engine.attention.kernels.pairwise import pairwise  # noqa: E402
 from tests.engine.worker.tiny import CONFIG  # noqa: E402
 
@@ -191,6 +193,26 @@ def test_a_sample_that_ends_with_its_first_token_leaves_the_others_alone(model):
         params = SamplingParams(max_tokens=8, temperature=3.0, n=5, seed=4, stop_token_ids=(stop,))
         expected = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in whole]
         assert ids(llm.generate(PROMPTS[0], params))[0] == expected
+
+
+@pytest.mark.parametrize("name", ["paged", "swap", "blocks of one"])
+def test_the_kernel_that_reads_shared_blocks_once_sees_what_forks_share(model, alone, monkeypatch, name):
+    """Beams die and start again from others all the time: what rows have in common is looked for anew."""
+    found, groups = SharingRule.groups, []
+
+    def noted(rule, *args):
+        groups.append(found(rule, *args))
+        return groups[-1]
+
+    monkeypatch.setattr(SharingRule, "groups", noted)
+    size = TIGHT[name].get("block_size", 4)
+    monkeypatch.setattr(Engine, "_sharing", lambda *_: SharingRule(size, 1, least_bytes=0, row_tokens=0))
+    llm = made(model, **TIGHT[name])
+    prompts, params = asked(3)
+    assert ids(llm.generate(prompts, params)) == alone["samples"]
+    assert ids(llm.generate(prompts, GREEDY, beam_width=3)) == alone["beams"]
+    assert sum(map(bool, groups)) > 10
+    assert max(len(one.rows) for some in groups for one in some) >= 3
 
 
 # The prefix cache on real K and V -------------------------------------------------------------------------------------

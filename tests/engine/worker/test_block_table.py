@@ -148,11 +148,15 @@ def test_a_row_that_changes_at_its_end_is_not_sent_again():
     table = BlockTable(2, 64, 16)
     table.add_row(0, range(1, 41))
     assert table.commit(1) == 40
+    before = table.num_changes
     table.change_row(0, [*range(1, 40), 99, 100])
     assert table.commit(1) == 2
+    assert table.num_changes == before + 1
     table.change_row(0, [*range(1, 40), 99, 100])
+    assert table.num_changes == before + 1
     table.change_row(0, [*range(1, 31)])
     assert table.commit(1) == 0
+    assert table.num_changes == before + 2
     assert table.gpu[0, :30].tolist() == list(range(1, 31))
 
 

@@ -84,11 +84,15 @@ class Recorded:
 
 
 def case_of(seed: int) -> Case:
-    """With a cut in simulated time no run of the engine could be the same."""
+    """With a cut in simulated time no run of the engine could be the same. Turns come right at the end of the one
+    before. A search finds its answers: it has none that the next turn's prompt could name."""
     case = random_shared_case(seed, ALLOCATORS[seed % len(ALLOCATORS)])
-    width = min(case.spec.num_samples, WIDEST)
-    stamps = replace(case.trace, arrival_ns=case.trace.arrival_ns * 0)
-    return replace(case, spec=replace(case.spec, end_s=None, num_snapshots=0, num_samples=width), trace=stamps)
+    spec, trace = case.spec, case.trace
+    beams = spec.beam_search and trace.block_scope != "runs"
+    width = min(spec.num_samples, WIDEST)
+    spec = replace(spec, end_s=None, num_snapshots=0, num_samples=width, beam_search=beams)
+    trace = replace(trace, arrival_ns=trace.arrival_ns * 0, delay_ns=trace.delay_ns.clip(max=0))
+    return replace(case, spec=spec, trace=trace)
 
 
 def engine_over(allocator: Any, case: Case) -> Any:
