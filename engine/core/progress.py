@@ -31,6 +31,9 @@ class Progress:
             swapped = self._scheduler.swapped
             head = swapped[0][0] if swapped else self._scheduler.waiting.head()
             raise LivelockError(f"nothing runs and {head} is refused for ever: {batch.head_refusal}")
+        lost = batch.forks or batch.to_host or batch.to_device or batch.copies
+        if not batch.num_seqs and lost:  # loops pass over such a batch: nobody would copy anything
+            raise LivelockError(f"a batch in which nobody runs has copies or forks: {lost}")
         for request, _, _ in batch.preempted:
             tokens, count = self._fruitless.get(request, (-1, 0))
             count = count + 1 if tokens == request.num_tokens else 1
