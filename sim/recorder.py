@@ -20,7 +20,7 @@ from sim.row_store import RowStore
 from sim.rows import Progress, num_sampled, stands_for_group, stopped_as
 
 if TYPE_CHECKING:
-    from engine.core.batch import Batch, StepResult
+    from engine.core.batch import Batch, Fork, StepResult
     from engine.core.group import Group
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
@@ -88,14 +88,8 @@ class Recorder:
 
     def moved(self, now: int, batch: Batch) -> None:
         """Requests that left or joined the running ones in a batch."""
-        for _, child, num_tokens in batch.forks:
-            if child not in self._progress:
-                self._progress[child] = Progress(now)
-                self._progress[child].start = num_tokens
-            elif self._progress[child].preempted_at >= 0:
-                self._progress[child].resume(now, num_tokens)
-            if self._last_blocks is not None and child.decoding is None:  # the step's budget did not reach it
-                self._last_blocks.share(child)
+        if batch.forks:
+            self._forked(now, batch.forks)
         for request, lost, _ in batch.preempted:
             self._pool.drop(request)
             progress = self._progress[request]
@@ -113,6 +107,16 @@ class Recorder:
         if batch.to_host or batch.to_device:
             self.num_swapped_out += len(batch.to_host)
             self.num_swapped_in += len(batch.to_device)
+
+    def _forked(self, now: int, forks: Sequence[Fork]) -> None:
+        for _, child, num_tokens in forks:
+            if child not in self._progress:
+                self._progress[child] = Progress(now)
+                self._progress[child].start = num_tokens
+            elif self._progress[child].preempted_at >= 0:
+                self._progress[child].resume(now, num_tokens)
+            if self._last_blocks is not None and child.decoding is None:  # the step's budget did not reach it
+                self._last_blocks.share(child)
 
     def record(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         """A batch, from its schedule at `start` to its result; called before `scheduler.update`. `next_arrival`: when

@@ -17,24 +17,19 @@ if TYPE_CHECKING:
 class CopyOnWrite:
     """The shared, partly filled blocks of one pool, and the sources of copies that have not run yet."""
 
-    __slots__ = ("_left", "_pool", "_reading", "_source", "num_copies", "open")
+    __slots__ = ("_left", "_pool", "_source", "num_copies", "open", "reading")
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.open: dict[int, int] = {}
         """Blocks of several tables that are not full: how many tokens they hold."""
         self.num_copies = 0
-        self._reading: dict[int, int] = {}
+        self.reading: dict[int, int] = {}
         """By source: copies out of it that have not run."""
         self._source: dict[int, int] = {}
         """By destination of those."""
         self._left: set[int] = set()
         """Sources without an owner: they return to the pool when the last copy out of them has run."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is shared in part, or being copied."""
-        return bool(self.open or self._reading)
 
     def share(self, table: Sequence[int], times: int, filled: int) -> None:
         """`times` more sequences hold these blocks; the last one holds `filled` tokens, 0 if it is full."""
@@ -62,7 +57,7 @@ class CopyOnWrite:
             return None
         (target,) = self._pool.take(1)
         table[index] = target
-        self._reading[source] = self._reading.get(source, 0) + 1
+        self.reading[source] = self.reading.get(source, 0) + 1
         self._source[target] = source
         self.num_copies += 1
         self._let_go(source)
@@ -80,8 +75,8 @@ class CopyOnWrite:
         if shared is not None:
             self._let_go(shared)
             table = [block_id for block_id in table if block_id != shared]
-        if self._reading:
-            left = {b for b in table if b in self._reading and not self._pool.extra_references(b)}
+        if self.reading:
+            left = {b for b in table if b in self.reading and not self._pool.extra_references(b)}
             self._left |= left
             num_full -= sum(block_id in left for block_id in table[:num_full])
             table = [block_id for block_id in table if block_id not in left]
@@ -99,9 +94,9 @@ class CopyOnWrite:
         for source, target in copies:
             if self._source.get(target) == source:
                 del self._source[target]
-            self._reading[source] -= 1
-            if not self._reading[source]:
-                del self._reading[source]
+            self.reading[source] -= 1
+            if not self.reading[source]:
+                del self.reading[source]
                 if source in self._left:
                     self._left.remove(source)
                     self._pool.release([source], int(self._pool.is_cached(source)))
@@ -114,7 +109,7 @@ class CopyOnWrite:
         """`counts`: tables that hold each block. Adds the sources without an owner; AssertionError with both sides."""
         for block_id in self._left:
             assert not counts[block_id], f"block {block_id} has no owner, but {counts[block_id]} tables hold it"
-            assert block_id in self._reading, f"block {block_id} is kept although no copy reads it"
+            assert block_id in self.reading, f"block {block_id} is kept although no copy reads it"
             counts[block_id] = 1
         alone = [block_id for block_id in self.open if counts[block_id] < 2]
         assert not alone, f"blocks count as shared, but one table or none holds them: {alone}"

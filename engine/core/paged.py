@@ -154,7 +154,9 @@ class PagedAllocator(Sharing, PagedState):
         if needed + reserve > free:
             return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
         if whole > num_tokens or (whole and request.group is not None):
-            gate = -(-min(whole, limit) // size) - held + unreferenced + self._needed_by_others(request)
+            gate = -(-min(whole, limit) // size) - held + unreferenced
+            if request.group is not None:
+                gate += self._needed_by_others(request.group)
             if gate + reserve > free:
                 return Refusal(Reason.FULL_SEQUENCE, gate, free)
         if held:
@@ -187,7 +189,7 @@ class PagedAllocator(Sharing, PagedState):
             return Refusal(Reason.NO_FREE_BLOCKS, needed, free)
         if self.one_free_each and free < len(requests) and self._shares_pool(requests):
             return Refusal(Reason.NO_FREE_BLOCKS, len(requests), free)
-        copies = [self._writes.write(table, index) for table, index in shared]
+        copies = [self._writes.write(table, index) for table, index in shared] if shared else ()
         new_blocks = [pool.take(need) for need in needs]
         for table, blocks in zip(tables, new_blocks, strict=True):
             table.extend(blocks)
@@ -195,7 +197,7 @@ class PagedAllocator(Sharing, PagedState):
             self.catch_up()
             for request, table, total in zip(requests, tables, num_tokens, strict=True):
                 self._commits.now(request, table, min(total, request.num_tokens) // size)
-        if not any(copies):
+        if not shared or not any(copies):
             return Grant(new_blocks)
         copied = {id(table) for (table, _), copy in zip(shared, copies, strict=True) if copy}
         moved = [request for request, table in zip(requests, tables, strict=True) if id(table) in copied]
@@ -259,7 +261,7 @@ class PagedAllocator(Sharing, PagedState):
             self.pool.uncommit(table[num_full : request.num_hashed])
         if num_full and findable:
             self._commits.private(request, table, num_full)
-        if self._writes.busy:
+        if self._writes.open or self._writes.reading:
             self._writes.release(table, num_full)
         else:
             self.pool.release(table, num_full)

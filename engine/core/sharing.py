@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine.core.block_pool import BlockPool
     from engine.core.commits import Commits
     from engine.core.copy_on_write import CopyOnWrite
+    from engine.core.group import Group
     from engine.core.request import Request
 
 
@@ -52,13 +53,13 @@ class Sharing:
         pairs = zip(tables, indexes, strict=True)
         return [(table, index) for table, index in pairs if index < len(table) and table[index] in self._writes.open]
 
-    def _needed_by_others(self, request: Request) -> int:
+    def _needed_by_others(self, group: Group) -> int:
         """Blocks that the rest of a preempted group needs to be where it was: each member its own behind the prompt."""
-        group, size = request.group, self.block_size
-        if group is None or not group.forked:
+        if not group.forked:
             return 0
-        shared = request.num_prompt_tokens // size
-        return sum(-(-member.num_tokens // size) - shared for member in group.live() if member is not request)
+        size, members = self.block_size, group.live()
+        shared = members[0].num_prompt_tokens // size
+        return sum(-(-member.num_tokens // size) - shared for member in members[1:])
 
     def fork(self, parent: Request, children: Sequence[Request], num_tokens: int | None = None) -> Grant:
         """Shares the parent's blocks up to that token: never refused. Partly filled blocks are shared whole only by

@@ -56,7 +56,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
     {
         "fault": "the source of a copy is given away before the grant settles",
         "where": WRITES + "release",
-        "line": "if self._reading:",
+        "line": "if self.reading:",
         "becomes": "if False:",
         "suite": "paged",
         "law": "test_sharing:test_the_source_of_a_copy_without_an_owner_waits_for_the_copy",
