@@ -91,7 +91,7 @@ class Replay:
                 arrivals.enqueue_until(now)
             else:
                 asks = True
-            if not scheduler.has_work:
+            if not scheduler.running and not scheduler.has_work:
                 wake = min(arrivals.next_time, end)
                 if wake == NEVER:
                     return now

@@ -73,7 +73,7 @@ class Draft:
         self.moves: dict[Request, Grant] = {}
         self.admitted: list[Admission] = []
         self.preempted: list[Preemption] = []
-        self.swaps: list[Grant] = []
+        self.swaps: Sequence[Grant] = ()
         """Copies to and from host memory."""
         self.swapped_in: Sequence[SwapIn] = ()
         self.joined: Sequence[Request] = ()

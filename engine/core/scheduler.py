@@ -234,7 +234,7 @@ class Scheduler(Running):
             grant = allocator.swap_in(members, totals, others_running=bool(self.running))  # type: ignore[attr-defined]
             if isinstance(grant, Refusal):
                 return grant
-            step.swaps.append(grant)
+            step.swaps = [*step.swaps, grant]
             self.swapped.pop(0)
             step.budget -= sum(counts)
             step.swapped_in = [*step.swapped_in, *(SwapIn(member, member.computed) for member in members)]

@@ -93,7 +93,7 @@ class Victims:
         if isinstance(grant, Refusal):
             self.num_swaps_refused += 1
             return False
-        step.swaps.append(grant)
+        step.swaps = [*step.swaps, grant]
         return True
 
     def _leave(self, request: Request) -> None:

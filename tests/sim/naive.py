@@ -84,7 +84,7 @@ class NaiveReplay:
         return self.seen(last)
 
     def arrive(self, until: int | None) -> None:
-        while (request := self.outside.pop(until, len(self.running + self.waiting))) is not None:
+        while (request := self.outside.pop(until, len(self.running + self.waiting + self.swapped))) is not None:
             self.starts.append(request.arrival)
             self.enqueue(request)
 
