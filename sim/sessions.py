@@ -136,6 +136,9 @@ class Arrivals:
 
     def enqueue_until(self, now: int) -> None:
         """Queues everything that has arrived."""
+        if not self.follows_service:
+            self._enqueue_stamped(now)
+            return
         while self.next_time <= now:
             request = self._take()
             request.arrival = max(request.arrival, self._room_since)
@@ -143,6 +146,21 @@ class Arrivals:
             self._recorder.arrive(request)
             self._scheduler.add(request)
             self._look()
+
+    def _enqueue_stamped(self, now: int) -> None:
+        """The same where stamps are all there is: the loop of most replays, once a request."""
+        scheduler, recorder = self._scheduler, self._recorder
+        while self.next_time <= now:
+            request = self._next
+            assert request is not None
+            recorder.arrive(request)
+            scheduler.add(request)
+            self._next, self.next_time = None, NEVER
+            for request in self._requests:
+                if not scheduler.refuses_forever(request):
+                    self._next, self.next_time = request, request.arrival
+                    break
+                recorder.turn_away(request, "rejected")
 
     def _take(self) -> Request:
         """The first by time, then by id."""
