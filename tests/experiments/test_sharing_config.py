@@ -91,7 +91,9 @@ def test_a_beam_has_a_spread_and_it_is_recorded():
 @pytest.mark.parametrize("executor", ["cost", "shadow"])
 def test_samples_on_the_command_line(pagelab, trace_file, tmp_path, executor):
     words = ("--kv-tokens", "4000", "--max-model-len", "2048", "--preset", "sosp23")
-    done = pagelab("run", "--trace", trace_file, *words, "--num-samples", "3", "--executor", executor, "-o", "out", "--no-report")
+    done = pagelab(
+        "run", "--trace", trace_file, *words, "--num-samples", "3", "--executor", executor, "-o", "out", "--no-report"
+    )
 
     assert done.code == 0, done.err
     (row,) = pd.read_csv(tmp_path / "out/summary.csv").to_dict("records")
@@ -108,5 +110,5 @@ def test_samples_on_the_command_line(pagelab, trace_file, tmp_path, executor):
 def test_the_words_of_sharing_are_in_the_help(pagelab):
     text = pagelab("run", "--help").out
 
-    for flag in ("--num-samples", "--num-samples", "--beam-width", "--samples-as", "--preemption", "--victim", "--host-bytes"):
+    for flag in ("--num-samples", "--beam-width", "--samples-as", "--preemption", "--victim", "--host-bytes"):
         assert flag in text
