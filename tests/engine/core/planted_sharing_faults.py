@@ -136,7 +136,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "self._source.get(block_id, block_id)",
         "becomes": "block_id",
         "suite": "paged",
-        "law": "test_sharing:test_a_swap_out_reads_what_is_still_to_be_copied_where_it_comes_from",
+        "law": "test_swapping:test_a_swap_out_reads_what_is_still_to_be_copied_where_it_comes_from",
     },
     {
         "fault": "a swap-out goes beyond host memory",
@@ -144,7 +144,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "if needed > free:",
         "becomes": "if False:",
         "suite": "paged",
-        "law": "test_sharing:test_host_memory_that_is_full_refuses_and_keeps_everything",
+        "law": "test_swapping:test_host_memory_that_is_full_refuses_and_keeps_everything",
     },
     {
         "fault": "what is shared goes to the host once for each that shares it",
@@ -152,14 +152,14 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "if block_id not in places:",
         "becomes": "if True:",
         "suite": "paged",
-        "law": "test_sharing:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
+        "law": "test_swapping:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
     },
     {
         "fault": "a swapped block is freed twice",
         "where": HOST + "_drop",
         "wrap": drops_twice,
         "suite": "paged",
-        "law": "test_sharing:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
+        "law": "test_swapping:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
     },
     {
         "fault": "host blocks are free before they have been read back",
@@ -167,7 +167,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "self._users[host_id] += 1",
         "becomes": "self._users[host_id] += 0",
         "suite": "paged",
-        "law": "test_sharing:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
+        "law": "test_swapping:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
     },
     {
         "fault": "host blocks are never read back",
@@ -175,7 +175,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "if grant.to_device:",
         "becomes": "if False:",
         "suite": "paged",
-        "law": "test_sharing:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
+        "law": "test_swapping:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
     },
     {
         "fault": "a swap-in shares a partly filled block, and nobody knows",
@@ -183,7 +183,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "full = [request.num_computed_tokens // size for request in requests]",
         "becomes": "full = [-(-request.num_computed_tokens // size) for request in requests]",
         "suite": "paged",
-        "law": "test_sharing:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
+        "law": "test_swapping:test_what_is_shared_goes_to_the_host_once_and_is_shared_again",
     },
     {
         "fault": "a swap-in needs no room for its last blocks",
@@ -191,7 +191,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
         "line": "if needed + reserve > free:",
         "becomes": "if len(places) + reserve > free:",
         "suite": "paged",
-        "law": "test_sharing:test_device_memory_that_is_full_refuses_a_return_and_keeps_everything",
+        "law": "test_swapping:test_device_memory_that_is_full_refuses_a_return_and_keeps_everything",
     },
     {
         "fault": "contiguous children have nothing of the prompt",

@@ -1,8 +1,6 @@
-"""Forks, copy-on-write and host memory: the paper's examples, block by block, and what each action promises."""
+"""Forks and copy-on-write: the paper's examples, block by block, and what each action promises."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 
@@ -11,56 +9,9 @@ from engine.core.content import TokenContent
 from engine.core.contiguous import ContiguousAllocator
 from engine.core.decode_set import DecodeSet
 from engine.core.group import in_group
-from engine.core.paged import PagedAllocator
 from engine.core.request import Request
 from tests.engine.core.serving import paged
-
-
-def prompted(allocator, num_tokens, *, limit=100, name="r", row=0):
-    """A request that has computed its prompt and sampled a token."""
-    made = Request(name, num_tokens, limit)
-    assert isinstance(allocator.admit(made, num_tokens), Grant)
-    made.computed, made.known, made.row = num_tokens, num_tokens + 1, row
-    return made
-
-
-def forked(allocator, parent, count, num_tokens=None):
-    """Children of the request, in rows behind it."""
-    children = [Request(f"{parent.request_id}.{i}", parent.num_prompt_tokens, 100) for i in range(count)]
-    grant = allocator.fork(parent, children, num_tokens)
-    assert isinstance(grant, Grant)
-    for row, child in enumerate(children, parent.row + 1):
-        begin(parent, child, num_tokens, row)
-    return children
-
-
-def begin(parent, child, num_tokens=None, row=None):
-    child.computed = parent.num_computed_tokens if num_tokens is None else num_tokens
-    child.known, child.content = parent.known, parent.content.fork(child.computed)
-    child.row = child.row if row is None else row
-
-
-def compute(allocator, made, total):
-    """Computes up to that token and samples another one; what that took."""
-    made.known = max(made.known, total)
-    grant = allocator.extend((made,), (total,))
-    assert isinstance(grant, Grant), grant
-    made.computed, made.known = total, total + 1
-    allocator.settle(grant)
-    return grant
-
-
-def references(allocator):
-    """How many blocks have so many references."""
-    counts = Counter(allocator.pool.ref_cnts())
-    del counts[0]
-    return dict(counts)
-
-
-def logical_and_physical(allocator):
-    stats = allocator.stats()
-    return stats.num_referenced + stats.num_extra_references, stats.num_referenced
-
+from tests.engine.core.sharing_steps import begin, compute, forked, logical_and_physical, prompted, references
 
 # parallel sampling ----------------------------------------------------------------------------------------------------
 
@@ -347,98 +298,3 @@ def test_contiguous_groups_are_refused_for_ever_by_the_extents_they_need():
     assert contiguous(12).refuses_forever(in_group(Request("r", 6, 4), 3)) is None
     assert contiguous(11).refuses_forever(in_group(Request("r", 6, 4), 3)) == Refusal(Reason.NEVER, 12, 11)
     assert contiguous(99, reserve="chunk(4)").refuses_forever(in_group(Request("r", 6, 4), 2)).reason is Reason.NEVER
-
-
-# host memory ----------------------------------------------------------------------------------------------------------
-
-
-def swapping(capacity, host_blocks, **switches):
-    return PagedAllocator(capacity, 4, max_model_len=100, host_blocks=host_blocks, **switches)
-
-
-def test_what_is_shared_goes_to_the_host_once_and_is_shared_again():
-    allocator = swapping(12, 3)
-    first = prompted(allocator, 10)
-    (second,) = forked(allocator, first, 1)
-    out = allocator.swap_out([first, second])
-    assert len(out.to_host) == 3, "two full blocks and a partly filled one, held by both"
-    assert (allocator.stats().num_free, allocator.num_free_host_blocks) == (12, 0)
-    assert (first.blocks, second.blocks) == (None, None)
-    back = allocator.swap_in([first, second], [11, 11])
-    tables = [list(allocator.block_table(made)) for made in (first, second)]
-    assert tables[0][:2] == tables[1][:2]
-    assert tables[0][2] != tables[1][2], "each writes its last block now"
-    assert len(back.to_device) == 4
-    assert references(allocator) == {2: 2, 1: 2}
-    assert allocator.num_free_host_blocks == 0, "not read yet"
-    allocator.settle(back)
-    assert allocator.num_free_host_blocks == 3
-    allocator.check()
-
-
-def test_host_memory_that_is_full_refuses_and_keeps_everything():
-    allocator = swapping(12, 2)
-    first = prompted(allocator, 10)
-    table = list(allocator.block_table(first))
-    assert allocator.swap_out([first]) == Refusal(Reason.NO_HOST_BLOCKS, 3, 2)
-    assert (allocator.block_table(first), allocator.num_free_host_blocks) == (table, 2)
-    allocator.check()
-
-
-def test_device_memory_that_is_full_refuses_a_return_and_keeps_everything():
-    allocator = swapping(4, 8)
-    first = prompted(allocator, 10)
-    allocator.swap_out([first])
-    prompted(allocator, 8, name="other")
-    assert allocator.swap_in([first], [11]) == Refusal(Reason.NO_FREE_BLOCKS, 3, 2)
-    assert (first.blocks, allocator.num_free_host_blocks) == (None, 5)
-    allocator.check()
-
-
-def test_the_watermark_holds_back_a_return_beside_others_only():
-    allocator = swapping(7, 8, watermark=0.25)
-    first, second = prompted(allocator, 10), prompted(allocator, 12, name="second")
-    allocator.swap_out([first])
-    assert allocator.swap_in([first], [11], others_running=True) == Refusal(Reason.WATERMARK, 3, 4)
-    allocator.free(second)
-    assert isinstance(allocator.swap_in([first], [11]), Grant)
-
-
-def test_a_swap_out_reads_what_is_still_to_be_copied_where_it_comes_from():
-    allocator = swapping(6, 6)
-    first = prompted(allocator, 6)
-    (second,) = forked(allocator, first, 1)
-    grant = allocator.extend((first,), (7,))
-    ((source, _),) = grant.copies
-    out = allocator.swap_out([first])
-    assert [device for device, _ in out.to_host] == [1, source]
-    allocator.settle(grant)
-    assert allocator.block_table(second) == [1, source]
-    allocator.check()
-
-
-def test_what_was_swapped_out_is_findable_and_comes_back_as_a_copy_of_its_own():
-    allocator = swapping(12, 4)
-    made = Request("r", 9, 50, content=TokenContent(list(range(60))))
-    allocator.admit(made, 9)
-    made.computed, made.known = 9, 10
-    allocator.swap_out([made])
-    assert allocator.stats().num_cached_free == 2
-    assert allocator.lookup(Request("again", 9, 1, content=TokenContent(list(range(9))))).num_tokens == 8
-    allocator.swap_in([made], [10])
-    assert allocator.pool.num_cached_keys() == 2
-    allocator.check()
-
-
-@pytest.mark.parametrize("call", ["swap_out", "swap_in"])
-def test_whoever_is_not_there_cannot_be_swapped(call):
-    allocator = swapping(6, 6)
-    stranger = Request("stranger", 4, 1)
-    arguments = ([stranger],) if call == "swap_out" else ([stranger], [4])
-    with pytest.raises(KeyError, match="stranger"):
-        getattr(allocator, call)(*arguments)
-
-
-def test_host_memory_has_no_negative_size():
-    with pytest.raises(ValueError, match="host_blocks"):
-        swapping(4, -1)
