@@ -59,8 +59,8 @@ def a_finished_request_leaves_no_row() -> AbstractContextManager[Any]:
 
 
 def an_arrival_is_noted_but_not_queued() -> AbstractContextManager[Any]:
-    line = "self._scheduler.add(request)"
-    return with_line(Arrivals, "enqueue_until", line, f"request.request_id == 40 or {line}")
+    line = "scheduler.add(request)"
+    return with_line(Arrivals, "_enqueue_stamped", line, f"request.request_id == 40 or {line}")
 
 
 def what_a_preemption_loses_is_not_counted() -> AbstractContextManager[Any]:
