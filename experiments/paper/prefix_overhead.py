@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
-from experiments.bench.block_costs import Cost, measured
+from experiments.bench.block_costs import Cost, measured_apart
 from experiments.paper.claims import Claim, Result, exact
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.runs import MAX_MODEL_LEN, Lab
@@ -131,7 +131,7 @@ def _sane(run: Run) -> None:
 
 def costs(lab: Lab) -> list[Cost]:
     """By the block."""
-    return lab.once(f"{NAME}/blocks", lambda: measured(30 if lab.quick else 100))
+    return lab.once(f"{NAME}/blocks", lambda: measured_apart(30 if lab.quick else 100))
 
 
 def judge(lab: Lab) -> list[Result]:
