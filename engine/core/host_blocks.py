@@ -58,11 +58,6 @@ class HostBlocks:
         """These have been copied to the device."""
         self._drop(set(host_ids))
 
-    def discard(self, request: Request) -> None:
-        """The sequence will not come back."""
-        self._drop(self.table(request))
-        del self._tables[request]
-
     def _drop(self, host_ids: Sequence[int] | set[int]) -> None:
         for host_id in host_ids:
             self._users[host_id] -= 1

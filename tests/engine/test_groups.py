@@ -40,13 +40,7 @@ TIGHT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

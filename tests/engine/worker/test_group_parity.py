@@ -25,13 +25,7 @@ SEEDS = range(int(os.environ.get("PAGELAB_PARITY_CASES", "36")))
 WIDEST = 4
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Small matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def name(request: Any) -> tuple[Any, int]:

@@ -22,13 +22,7 @@ from tests.engine.worker import tiny  # noqa: E402
 ALWAYS = {"least_bytes": 0, "row_tokens": 0}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tables(rows, width=8):
