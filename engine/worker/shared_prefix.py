@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from engine.worker.block_table import BlockTable
     from engine.worker.staging import RowState
 
-PAYS_BYTES = 64 << 20
-"""K and V that a layer no longer reads, from which the shared kernels are used. They add two launches a layer, the
-writing and merging of parts, and a wave of programs: about 10 us. Reading keys again that lie in the L2 costs at 6 to
-9 TB/s (measured with FlashAttention-3), so 10 us are worth about 64 MiB."""
-ROW_TOKENS = 64
-"""Keys whose reading costs a row as much as the merge of its shared part: eight pieces or so of float32 outputs of all
-heads, written and read, beside bfloat16 K and V."""
+PAYS_BYTES, ROW_BYTES = 32 << 20, 2 << 20
+"""K and V that a layer no longer reads, from which the shared kernels are used: so much, and so much more for each row
+of a group. They add two launches a layer, parts that are written and merged, and a wave of programs. On an H200 (32
+query heads over 8 of 128, block size 16) they break even at about 40, 45, 170 and 500 MiB for 4, 16, 64 and 256 rows;
+what is read again comes from the L2, at 7 to 8 TB/s."""
 Table = npt.NDArray[np.int32]
 
 
@@ -36,7 +34,7 @@ class SharingRule:
     token_bytes: int
     """K and V of a token in one layer."""
     least_bytes: int = PAYS_BYTES
-    row_tokens: int = ROW_TOKENS
+    row_bytes: int = ROW_BYTES
     expected: bool = True
     """Whether to be ready before the first step; else kernels are compiled and captured when rows first share."""
 
@@ -45,15 +43,17 @@ class SharingRule:
 
         `table` int32 [n, W], of which the first num_blocks[n] entries of a row count: blocks that are full and no
         longer written. Of all ways to group rows by a common prefix, a group being all rows that have it, the one that
-        saves most tokens, less `row_tokens` a row.
+        saves most, less `row_bytes` a row.
         """
         if not _any_alike(table, num_blocks):
             return []
-        found = best_groups(table, num_blocks, self.block_size, self.row_tokens)
-        found = sorted(found, key=lambda one: -one.saved_tokens)[:most]
-        if sum(one.saved_tokens for one in found) * self.token_bytes < self.least_bytes:
-            return []
-        return [one.group for one in found]
+        found = best_groups(table, num_blocks, self.block_size, -(-self.row_bytes // self.token_bytes))
+        found = sorted(found, key=lambda one: -one.net_tokens)[:most]
+        return [one.group for one in found] if self.pays(found) else []
+
+    def pays(self, found: list[Saving]) -> bool:
+        """Whether these groups together are worth the shared kernels."""
+        return bool(found) and sum(one.net_tokens for one in found) * self.token_bytes >= self.least_bytes
 
 
 class Saving(NamedTuple):
@@ -130,7 +130,8 @@ class SharedRows:
         if self.rule is None or not self.rule.expected:
             return False
         longest = self._table.max_blocks * self._table.block_size
-        return num_rows > 1 and (num_rows - 1) * longest * self.rule.token_bytes >= self.rule.least_bytes
+        saved = (num_rows - 1) * longest * self.rule.token_bytes - num_rows * self.rule.row_bytes
+        return num_rows > 1 and saved >= self.rule.least_bytes
 
     def look(self, num_rows: int) -> None:
         """Finds the groups of the first `num_rows` rows, whose lengths are in the record already, and records them.

@@ -200,7 +200,7 @@ def test_the_kernel_that_reads_shared_blocks_once_sees_what_forks_share(model, a
 
     monkeypatch.setattr(SharingRule, "groups", noted)
     size = TIGHT[name].get("block_size", 4)
-    monkeypatch.setattr(Engine, "_sharing", lambda *_: SharingRule(size, 1, least_bytes=0, row_tokens=0))
+    monkeypatch.setattr(Engine, "_sharing", lambda *_: SharingRule(size, 1, least_bytes=0, row_bytes=0))
     llm = made(model, **TIGHT[name])
     prompts, params = asked(3)
     assert ids(llm.generate(prompts, params)) == alone["samples"]

@@ -46,7 +46,7 @@ def test_tokens_are_those_of_transformers_where_prefixes_are_shared(on, over, ri
     """Three prompts start with the same sentence: with the switch on decodes take its blocks once for all of them."""
     engine = copy.copy(over["kv-first"])
     engine.config = dataclasses.replace(engine.config, shared_prefix_kernel=on)
-    monkeypatch.setattr(engine_module, "SharingRule", functools.partial(SharingRule, least_bytes=0, row_tokens=0))
+    monkeypatch.setattr(engine_module, "SharingRule", functools.partial(SharingRule, least_bytes=0, row_bytes=0))
     found = []
     look = SharedRows.look
 
