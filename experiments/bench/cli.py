@@ -43,7 +43,7 @@ def kernel(
     Parameters
     ----------
     case
-        decode, ragged, prefill, chunk, mixed, write, copy, layouts, block-size, table-order, twin, shared-prefix, fig18a [all].
+        decode ragged prefill chunk mixed write copy layouts block-size table-order twin fig18a shared-prefix [all].
     dtype
         bfloat16 or float16.
     block_size

@@ -16,6 +16,8 @@ Row = dict[str, Any]
 Status = Literal["ok", "wrong", "failed", "unsupported"]
 
 OURS: Final = "pagelab"
+OURS_IN: Final = {"shared-prefix": "pagelab-shared"}
+"""Cases that are about another kernel of ours than the plain paged one."""
 SHAPE_COLUMNS: Final = ("case", "shape", "dtype", "block_size", "layout", "table")
 """What rows that are compared with each other have in common."""
 COLUMNS: Final = (
@@ -35,7 +37,7 @@ MEANINGS: Final = {
     "bytes_per_s": "moved_bytes / median_s",
     "flop_per_s": "num_flops / median_s",
     "relative_error": "||out - float32|| / ||float32|| over sampled sequences; write, copy: share of wrong values",
-    "time_over_ours": "median_s / median_s of pagelab's own kernel on the same shape: above 1, ours is faster",
+    "time_over_ours": "median_s / median_s of our kernel for the case on the same shape: above 1, ours is faster",
     "status": "ok; wrong: relative_error above 5e-3 or not finite; failed: raised; unsupported: says it cannot",
     "swept": "whether the config was tried by --sweep instead of chosen by the heuristic",
 }
@@ -103,9 +105,14 @@ def shape_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in SHAPE_COLUMNS)
 
 
+def is_ours(row: Mapping[str, Any]) -> bool:
+    """Whether others of the case are compared with this row."""
+    return bool(row["peer"] == OURS_IN.get(row["case"], OURS))
+
+
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """The rows with `time_over_ours`, against pagelab's row of the same shape; None where either is not ok."""
-    ours = {shape_of(row): row for row in rows if row["peer"] == OURS and not row["swept"] and row["status"] == "ok"}
+    ours = {shape_of(row): row for row in rows if is_ours(row) and not row["swept"] and row["status"] == "ok"}
     return [row | {"time_over_ours": _ratio(row, ours.get(shape_of(row)))} for row in rows]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.bench.cases import LARGE_KV_BYTES, LONG_CONTEXT
-from experiments.bench.rows import OURS, Row, geometric_mean, shape_of
+from experiments.bench.rows import OURS, Row, geometric_mean, is_ours, shape_of
 
 SIZES_OF_ITS_OWN = ("block-size", "table-order")
 """Cases that vary the block size themselves."""
@@ -35,7 +35,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
         case = row["case"]
         if case not in SIZES_OF_ITS_OWN and len(sizes[case]) > 1:
             case = f"{case} bs{row['block_size']}"
-        if row["time_over_ours"] is not None and row["peer"] != OURS and not row["swept"]:
+        if row["time_over_ours"] is not None and not is_ours(row) and not row["swept"]:
             groups.setdefault((case, row["peer"]), []).append(row)
     return [_standing(case, peer, group) for (case, peer), group in groups.items()]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
+from experiments.bench.rows import OURS, OURS_IN
 from experiments.figures.panels import legend_of
 from experiments.figures.spec import NothingToDrawError
 from experiments.style import Look, log2_axis, look_of
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import SubFigure
 
-OURS: Final = "pagelab"
 US: Final = 1e6
 LOOKS: Final = {
     OURS: look_of("paged"),
@@ -25,6 +25,8 @@ LOOKS: Final = {
     "fa3-contiguous": Look("#D55E00", "", (0, (4, 1.5)), "s"),
     "torch-cudnn": Look("#009E73", "", (0, (4, 1.5)), "^"),
     "torch-flash": Look("#CC79A7", "", (0, (4, 1.5)), "v"),
+    "fa3-two-calls": Look("#8C8C00", "", "-", "D"),
+    "pagelab-shared": Look("#000000", "", "-", "^"),
     "flashinfer": Look("#E69F00", "", "-", "D"),
     "vllm-triton": Look("#000000", "", "-", "X"),
     "pagelab-twin": Look("#56B4E9", "", (0, (4, 1.5)), "o"),
@@ -107,7 +109,8 @@ def latency(heads: str) -> Callable[[pd.DataFrame, SubFigure], pd.DataFrame]:
 
 def ratios(frame: pd.DataFrame, canvas: SubFigure) -> pd.DataFrame:
     """Time of each peer over ours, every shape a mark, a row a case."""
-    rows = frame[(frame["peer"] != OURS) & frame["time_over_ours"].notna() & ~frame["swept"].astype(bool)]
+    others = frame["peer"] != frame["case"].map(OURS_IN).fillna(OURS)
+    rows = frame[others & frame["time_over_ours"].notna() & ~frame["swept"].astype(bool)]
     if rows.empty:
         raise NothingToDrawError("no peer was measured beside ours")
     cases = list(dict.fromkeys(rows["case"]))

@@ -51,6 +51,15 @@ def test_ratios_are_time_over_ours_of_the_same_shape_only():
     assert [one["time_over_ours"] for one in rows] == [1.5, 1.0, 0.5, 1.0]
 
 
+def test_a_case_about_another_kernel_of_ours_is_measured_by_that_one():
+    shape = SHAPE.with_(case="shared-prefix")
+    times = {"pagelab": 6.0, "pagelab-shared": 2.0, "fa3": 8.0}
+    rows = with_ratios([row(peer, median_s, shape) for peer, median_s in times.items()])
+
+    assert [one["time_over_ours"] for one in rows] == [3.0, 1.0, 4.0]
+    assert [(one.peer, one.least) for one in standings(rows)] == [("pagelab", 3.0), ("fa3", 4.0)]
+
+
 def test_what_was_not_measured_right_has_no_ratio_and_gives_none():
     wrong = row("pagelab", 2.0, status="wrong")
 
