@@ -119,7 +119,7 @@ def map_paths(
     if isinstance(model, str) and is_there(model) and entry(model)[1] is None:
         new["model.name"] = change(model)
     kind, colon, path = str(new.get("measure.step_model", "")).partition(":")
-    if colon and kind in ("table", "recorded"):
+    if colon and kind in ("table", "recorded", "calibrated"):
         new["measure.step_model"] = f"{kind}:{change(path)}"
     return new
 

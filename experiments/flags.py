@@ -165,8 +165,8 @@ class Flags(SharingFlags, SessionFlags):
         Text,
         _option(
             _MEASURE,
-            "linear:a,b,c,d (s), roofline, table:FILE, paper-13b (66b, 175b), or recorded:FILE, the steps.parquet of a "
-            "real run [roofline; paper-*: paper-13b].",
+            "linear:a,b,c,d (s), roofline, table:FILE, calibrated:FILE, paper-13b (66b, 175b), or recorded:FILE, the "
+            "steps.parquet of a real run [roofline; paper-*: paper-13b].",
         ),
     ] = None
     executor: Annotated[Text, _option(_MEASURE, "cost, shadow (checks every token) or torch-cpu [cost].")] = None

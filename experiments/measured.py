@@ -63,6 +63,8 @@ class EngineRun:
             "host_gap_s": [step.gap_ps / PS for step in steps],
             "num_decodes": [step.num_decodes for step in steps],
             "num_chunk_tokens": [step.num_chunk_tokens for step in steps],
+            "num_kv_tokens": [step.num_kv_tokens for step in steps],
+            "num_attended_pairs": [step.num_attended_pairs for step in steps],
             "graph": [step.graph for step in steps],
         }
         return run.steps().assign(**columns)

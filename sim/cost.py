@@ -36,11 +36,8 @@ class Features(NamedTuple):
 
 def features_of(batch: Batch) -> Features:
     """Of the batch's first step; O(chunks)."""
-    kv = batch.num_context_tokens + batch.num_new_tokens
-    pairs = kv
-    for _, context, new, _ in batch.chunks:
-        pairs += (new - 1) * context + new * (new - 1) // 2
-    return new_tuple(Features, (batch.num_seqs, batch.num_new_tokens, kv, pairs))
+    new = batch.num_new_tokens
+    return new_tuple(Features, (batch.num_seqs, new, batch.num_context_tokens + new, batch.attended_pairs()))
 
 
 def decode_features(num_seqs: int, num_kv_tokens: int) -> Features:
@@ -268,7 +265,8 @@ def read_table(path: Path) -> TableModel:
 
 
 def parse_step_model(text: str, roofline: Callable[[], RooflineModel] | None = None) -> StepModel:
-    """`linear:a,b,c,d` (seconds), one of PAPER_MODELS, `table:FILE`, or `roofline` where model and GPU are known."""
+    """`linear:a,b,c,d` (seconds), one of PAPER_MODELS, `table:FILE`, `calibrated:FILE`, or `roofline` where model and
+    GPU are known."""
     kind, _, rest = text.partition(":")
     if kind == "linear":
         try:
@@ -285,9 +283,13 @@ def parse_step_model(text: str, roofline: Callable[[], RooflineModel] | None = N
         return PAPER_MODELS[text]
     if kind == "table" and rest:
         return read_table(Path(rest))
+    if kind == "calibrated":
+        from sim.calibrated import parse_calibration
+
+        return parse_calibration(text)
     if text == "roofline" and roofline is not None:
         return roofline()
     raise ValueError(
-        f"unknown step model {text!r}: use linear:a,b,c,d, {', '.join(PAPER_MODELS)}, table:FILE, recorded:FILE "
-        "or roofline (with a model and a GPU)"
+        f"unknown step model {text!r}: use linear:a,b,c,d, {', '.join(PAPER_MODELS)}, table:FILE, calibrated:FILE, "
+        "recorded:FILE or roofline (with a model and a GPU)"
     )

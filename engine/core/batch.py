@@ -157,6 +157,13 @@ class Batch:
         self.to_device: Sequence[tuple[int, int]] = ()
         """(host, device) blocks."""
 
+    def attended_pairs(self) -> int:
+        """Sum over this step's new tokens of the tokens that each attends to, itself included; O(chunks)."""
+        pairs = self.num_context_tokens + self.num_new_tokens
+        for _, context, new, _ in self.chunks:
+            pairs += (new - 1) * context + new * (new - 1) // 2
+        return pairs
+
     def items(self) -> Iterator[tuple[Request, int, int]]:
         """(request, context tokens, new tokens) in running order; O(batch log batch)."""
         rows = [(c.request.order, c.request, c.num_context_tokens, c.num_new_tokens) for c in self.chunks]

@@ -137,7 +137,10 @@ class ModelExecutor:
         duration, device = self._clock.wait()
         decodes = self.rows.num_decodes
         new_tokens = batch.num_new_tokens - decodes
-        self.steps.append(StepTime(duration, device, host_ps, decodes, new_tokens, self.decode.steps.captures))
+        attended = batch.num_context_tokens + batch.num_new_tokens, batch.attended_pairs()
+        self.steps.append(
+            StepTime(duration, device, host_ps, decodes, new_tokens, self.decode.steps.captures, *attended)
+        )
         booked = self.sequences.book(ran)
         if booked.changed:
             self._fresh = False

@@ -28,6 +28,10 @@ class StepTime(NamedTuple):
     num_chunk_tokens: int
     graph: bool
     """Replayed as a CUDA graph."""
+    num_kv_tokens: int = 0
+    """Tokens attended to: context and new ones, summed over sequences."""
+    num_attended_pairs: int = 0
+    """Sum over new tokens of the tokens that each attends to, itself included."""
 
     @property
     def gap_ps(self) -> int:

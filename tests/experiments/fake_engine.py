@@ -24,6 +24,8 @@ class FakeStep(NamedTuple):
     num_decodes: int
     num_chunk_tokens: int
     graph: bool
+    num_kv_tokens: int
+    num_attended_pairs: int
 
     @property
     def gap_ps(self) -> int:
@@ -71,7 +73,8 @@ class FakeExecutor:
         chunks = sum(chunk.num_new_tokens for chunk in batch.chunks)
         decodes = len(batch.decodes.members)
         device = MS_PS + (chunks + decodes) * 10**6 + time.perf_counter_ns() % 1000
-        self.steps.append(FakeStep(device + 7, device, 5, decodes, chunks, not chunks))
+        attended = batch.num_context_tokens + batch.num_new_tokens, batch.attended_pairs()
+        self.steps.append(FakeStep(device + 7, device, 5, decodes, chunks, not chunks, *attended))
         return StepResult(1, device + 7, stopped, device + 7)
 
 

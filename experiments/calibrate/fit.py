@@ -1,0 +1,193 @@
+"""Rows of measured steps into a step-time model, and how far it is off on runs that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from experiments.calibrate.rows import PS, StepRow, rows_sha256, split
+from sim.calibrated import CalibratedModel, Curve, MixedCost
+from sim.cost import Features
+
+Floats = npt.NDArray[np.float64]
+TRIMMED: Final = 0.05
+"""Share of the steps of a place that are left out at either end before their mean is taken."""
+CLOSER_FRAC: Final = 0.01
+"""Places of a curve are at least this share of its last one apart; steps between them are one place."""
+
+
+class Misfit(NamedTuple):
+    """Of the model on one kind of steps of one table."""
+
+    kind: str
+    num_runs: int
+    num_steps: int
+    mean_signed_frac: float
+    """(sum of modelled - sum of measured) / sum of measured: what a run's clock is off by."""
+    mape_frac: float
+    """Mean of |modelled - measured| / measured."""
+
+
+def fit(
+    rows: Sequence[StepRow],
+    decode_buckets: Sequence[int],
+    token_buckets: Sequence[int],
+    *,
+    padded: bool,
+    about: Mapping[str, Any] | None = None,
+) -> CalibratedModel:
+    """ValueError where rows of either kind are lacking. `about` is kept, with the hash of the rows beside it."""
+    decodes, mixed = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
+    if not decodes or not mixed:
+        raise ValueError(
+            f"a calibration needs decode steps and steps with chunks, got {len(decodes)} and {len(mixed)}: measure both"
+        )
+    curves = tuple(_curve(bucket, group) for bucket, group in _grouped(decodes, decode_buckets, padded).items())
+    kept = {**(about or {}), "rows_sha256": rows_sha256(rows), "num_steps": len(rows)}
+    return CalibratedModel(curves, _mixed(mixed, token_buckets, padded), padded, about=kept)
+
+
+def _grouped(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> dict[int, list[StepRow]]:
+    """Decode steps by bucket, or without padding by about their number of sequences, ascending."""
+    most = max(row.num_seqs for row in rows)
+    places = list(buckets) if padded else _spaced(sorted({row.num_seqs for row in rows}))
+    if most > places[-1]:
+        raise ValueError(f"a decode step of {most} sequences fits no bucket: the largest is {places[-1]}")
+    groups: dict[int, list[StepRow]] = {}
+    for row in rows:
+        groups.setdefault(_bucket(row.num_seqs, places), []).append(row)
+    return {place: groups[place] for place in sorted(groups)}
+
+
+def _curve(bucket: int, rows: Sequence[StepRow]) -> Curve:
+    """Means over steps at nearly the same sum of tokens."""
+    ordered = sorted(rows, key=lambda row: row.num_kv_tokens)
+    least = max(ordered[-1].num_kv_tokens * CLOSER_FRAC, 1)
+    places: list[list[StepRow]] = []
+    for row in ordered:
+        if places and row.num_kv_tokens - places[-1][0].num_kv_tokens < least:
+            places[-1].append(row)
+        else:
+            places.append([row])
+    points = {
+        round(float(np.mean([row.num_kv_tokens for row in place]))): _mean_s([row.duration_s for row in place])
+        for place in places
+    }
+    if len(points) < 2:
+        only = next(iter(points))
+        raise ValueError(
+            f"decode steps of {bucket} sequences were measured at one sum of tokens ({only:,}): add others"
+        )
+    last = ordered[-1].num_kv_tokens
+    kv, seconds = list(points), list(points.values())
+    kv[-1] = last  # the grid reaches as far as was measured
+    return Curve(bucket, tuple(kv), tuple(max(round(value * PS), 1) for value in seconds))
+
+
+def _mean_s(values: Sequence[float]) -> float:
+    """Without the smallest and the largest."""
+    ordered = sorted(values)
+    cut = int(len(ordered) * TRIMMED)
+    return float(np.mean(ordered[cut : len(ordered) - cut]))
+
+
+def _mixed(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> MixedCost:
+    """Least squares of relative errors; rates are not below zero."""
+    places = _token_places(rows, buckets, padded)
+    base = _base_columns([row.num_new_tokens for row in rows], places, padded)
+    rates = np.array([[row.num_seqs, row.num_kv_tokens, row.num_attended_pairs] for row in rows], np.float64)
+    seconds = np.array([row.duration_s for row in rows])
+    found = _not_negative(np.hstack([base, rates]), seconds, free=base.shape[1])
+    bases, (seq, kv, pair) = found[: len(places)], found[len(places) :]
+    most = (max(row[field] for row in rows) for field in (1, 3, 4))
+    whole = (max(round(float(value) * PS), 0) for value in (seq, kv, pair))
+    return MixedCost(tuple(places), tuple(max(round(float(b) * PS), 1) for b in bases), *whole, *most)
+
+
+def _token_places(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> list[int]:
+    """Buckets that were measured; without padding about the measured numbers of tokens, each a tenth from the last."""
+    tokens = sorted({row.num_new_tokens for row in rows})
+    if padded:
+        if tokens[-1] > buckets[-1]:
+            raise ValueError(f"a step of {tokens[-1]} tokens fits no bucket: the largest is {buckets[-1]}")
+        return sorted({_bucket(count, buckets) for count in tokens})
+    return _spaced(tokens)
+
+
+def _bucket(count: int, buckets: Sequence[int]) -> int:
+    """The smallest that holds so many."""
+    return next(size for size in buckets if size >= count)
+
+
+def _spaced(values: Sequence[int]) -> list[int]:
+    """Some of the ascending values: each at least a tenth above the one before, the last one among them."""
+    places = [values[-1]]
+    for value in reversed(values[:-1]):
+        if value * 1.1 <= places[0]:
+            places.insert(0, value)
+    return places
+
+
+def _base_columns(tokens: Sequence[int], places: Sequence[int], padded: bool) -> Floats:
+    """Weights of the places for each number of tokens: its bucket's, or of the two neighbours."""
+    columns = np.zeros((len(tokens), len(places)))
+    for row, count in enumerate(tokens):
+        right = min(int(np.searchsorted(places, count)), len(places) - 1)
+        if padded or right == 0:
+            columns[row, right] = 1.0
+        else:
+            share = (count - places[right - 1]) / (places[right] - places[right - 1])
+            columns[row, right - 1 : right + 1] = 1.0 - share, share
+    return columns
+
+
+def _not_negative(columns: Floats, seconds: Floats, *, free: int) -> Floats:
+    """Coefficients that minimise the relative errors; those behind the first `free` are set to zero where they would
+    be negative, the most negative first."""
+    scaled = columns / seconds[:, None]
+    alive = np.ones(columns.shape[1], bool)
+    while True:
+        found = np.zeros(columns.shape[1])
+        sizes = np.where(alive, np.linalg.norm(scaled, axis=0), 0.0)
+        used = np.flatnonzero(sizes)
+        solved, *_ = np.linalg.lstsq(scaled[:, used] / sizes[used], np.ones(len(seconds)), rcond=None)
+        found[used] = solved / sizes[used]
+        worst = int(np.argmin(found[free:])) + free
+        if found[worst] >= 0:
+            return found
+        alive[worst] = False
+
+
+def misfits(model: CalibratedModel, rows: Sequence[StepRow]) -> list[Misfit]:
+    """Decode steps and steps with chunks apart; OutsideGrid where the model does not reach."""
+    found = []
+    for kind, wanted in (("decode", True), ("mixed", False)):
+        chosen = [row for row in rows if row.decodes is wanted]
+        if chosen:
+            measured = np.array([row.duration_s for row in chosen])
+            modelled = np.array([model.duration(Features(*row[1:5])) / PS for row in chosen])
+            signed = float((modelled.sum() - measured.sum()) / measured.sum())
+            relative = float(np.mean(np.abs(modelled - measured) / measured))
+            found.append(Misfit(kind, len({row.run for row in chosen}), len(chosen), signed, relative))
+    return found
+
+
+def held_out(
+    rows: Sequence[StepRow], decode_buckets: Sequence[int], token_buckets: Sequence[int], *, padded: bool
+) -> list[Misfit]:
+    """Of a model that has not seen about a fifth of the runs, on those; runs at the ends of the grid stay in it."""
+    kept, held = split(rows)
+    model = fit(kept, decode_buckets, token_buckets, padded=padded)
+    inside = [row for row in held if _covers(model, row)]
+    return misfits(model, inside)
+
+
+def _covers(model: CalibratedModel, row: StepRow) -> bool:
+    try:
+        model.duration(Features(*row[1:5]))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""Runs the grid on an engine: contexts are there without having been computed, so that a point costs its own steps."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from engine.core.allocator import Hit
+from engine.core.content import TokenContent
+from engine.core.limits import SchedulerConfig
+from engine.core.registry import PoolConfig, make_allocator
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.step import step
+from experiments.calibrate.grid import DecodePoint, Limits, MixedPoint
+from experiments.calibrate.rows import PS, StepRow
+from sim.cost import features_of
+
+if TYPE_CHECKING:
+    from engine.core.allocator import Grant, KVAllocator, Refusal
+    from engine.core.batch import Batch
+    from engine.worker.engine import Engine
+    from engine.worker.executor import ModelExecutor
+    from experiments.series import AttentionKernel
+
+SKIPPED: Final = 2
+"""Decode steps of a point that are left out: the first ones after rows were arranged anew. Mixed steps count all."""
+AT_ONCE: Final = 20
+"""Points between two collections of garbage."""
+
+
+class Prefilled:
+    """An allocator that admits requests as if their first tokens had been computed elsewhere, as a disaggregated
+    prefill would leave them: fresh blocks of their own, holding whatever is there."""
+
+    def __init__(self, allocator: KVAllocator) -> None:
+        self._inner = allocator
+        self.num_computed: dict[Any, int] = {}
+        """By request id, before the request is added."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def lookup(self, request: Request) -> Hit:
+        """As many as were said, in no block that could be shared."""
+        return Hit(self.num_computed.get(request.request_id, 0))
+
+    def admit(
+        self, request: Request, num_tokens: int, hit: Hit, *, whole: int = 0, others_running: bool = False
+    ) -> Grant | Refusal:
+        """Blocks for all of them."""
+        return self._inner.admit(request, num_tokens, whole=whole, others_running=others_running)
+
+
+@dataclass
+class Probe:
+    """One engine over one pool."""
+
+    limits: Limits
+    vocab_size: int
+    executor: ModelExecutor
+    allocator: Prefilled
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, engine: Engine, limits: Limits, block_size: int, allocator: str, kernel: AttentionKernel, seed: int
+    ) -> Probe:
+        """Allocates and warms up. The cache is filled with noise: what is multiplied decides what power is drawn."""
+        pool = PoolConfig(limits.kv_tokens // block_size, block_size, limits.max_model_len)
+        prefilled = Prefilled(make_allocator(allocator, pool))
+        executor = engine.executor(prefilled, kernel=kernel)  # type: ignore[arg-type]
+        for cache in executor.kv.caches:
+            cache.normal_()
+        return cls(limits, engine.architecture.vocab_size, executor, prefilled, seed)
+
+    def decode(self, point: DecodePoint, num_steps: int) -> list[StepRow]:
+        """Rows of the decode steps, the first ones left out."""
+        scheduler = self._scheduler()
+        for index, context in enumerate(point.contexts):
+            self._add(scheduler, (point.name, index), context, 1, num_steps + 1)
+        rows = list(self._rows(scheduler, point.name))
+        decodes = [row for row in rows if row.decodes]
+        assert len(decodes) >= num_steps, (point.name, len(decodes))
+        return decodes[SKIPPED:]
+
+    def mixed(self, point: MixedPoint) -> list[StepRow]:
+        """Rows of the steps with chunks. Between two of them is a decode step, where anybody decodes."""
+        scheduler, rows = self._scheduler(), list[StepRow]()
+        for index, context in enumerate(point.contexts):
+            self._add(scheduler, (point.name, "decode", index), context, 1, 3 * len(point.steps) + 4)
+        if point.contexts:
+            self._turn(scheduler, point.name, 0)
+            self._turn(scheduler, point.name, 0)
+        for number, one in enumerate(point.steps):
+            for index, (context, new) in enumerate(one.chunks):
+                self._add(scheduler, (point.name, number, index), context, new, 1)
+            while scheduler.waiting:
+                rows.append(self._turn(scheduler, point.name, 0))
+            if point.contexts:
+                self._turn(scheduler, point.name, len(one.chunks))
+        for _ in self._rows(scheduler, point.name):
+            pass
+        return [row for row in rows if not row.decodes]
+
+    def load(self, seconds: float, clock: Callable[[], float]) -> int:
+        """Decodes at full batch for so long, so that clocks and power have settled; how many steps that were."""
+        begun, steps = clock(), 0
+        count = min(self.limits.max_num_seqs, self.limits.kv_tokens // 512)
+        while clock() - begun < seconds:
+            contexts = (min(256, self.limits.max_model_len // 2),) * count
+            steps += len(self.decode(DecodePoint(f"load-{steps}", contexts), 16))
+        return steps
+
+    # one step ---------------------------------------------------------------------------------------------------------
+
+    def _scheduler(self) -> Scheduler:
+        limits = self.limits
+        config = SchedulerConfig(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.allocator.num_computed.clear()
+        return Scheduler(config, self.allocator)  # type: ignore[arg-type]
+
+    def _add(self, scheduler: Scheduler, name: tuple[Any, ...], context: int, new: int, output_len: int) -> None:
+        rng = np.random.Generator(np.random.Philox(key=abs(hash_of(name)) + self.seed))
+        tokens = rng.integers(0, self.vocab_size, context + new).tolist()
+        request = Request(name, context + new, output_len, content=TokenContent(tokens))
+        self.allocator.num_computed[name] = context
+        assert not scheduler.refuses_forever(request), f"{name}: {context} + {new} tokens never fit"
+        scheduler.add(request)
+
+    def _rows(self, scheduler: Scheduler, run: str) -> Iterator[StepRow]:
+        left = 0
+        while scheduler.has_work:
+            row = self._turn(scheduler, run, left)
+            left = self._left
+            yield row
+
+    def _turn(self, scheduler: Scheduler, run: str, left: int) -> StepRow:
+        done = step(scheduler, self.executor)
+        batch = done.batch
+        assert batch.num_seqs, f"{run}: nobody runs"
+        assert not batch.preempted, f"{run}: the pool is too small for this point"
+        self._left = len(done.finished)
+        measured = self.executor.steps[-1]
+        features = features_of(batch)
+        times = measured.duration_ps / PS, measured.device_ps / PS, measured.host_ps / PS
+        return StepRow(run, *features, longest_of(batch), left, *times)
+
+
+def hash_of(name: tuple[Any, ...]) -> int:
+    """The same in every process."""
+    return int.from_bytes("/".join(map(str, name)).encode()[-12:], "little")
+
+
+def longest_of(batch: Batch) -> int:
+    """Tokens of the longest sequence of a step."""
+    chunks = [chunk.num_context_tokens + chunk.num_new_tokens for chunk in batch.chunks]
+    return max([*(request.base + batch.clock for request in batch.decodes), *chunks], default=0)
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Without garbage collection meanwhile, as in runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def measure(
+    probe: Probe,
+    decodes: Sequence[DecodePoint],
+    mixed: Sequence[MixedPoint],
+    num_steps: int,
+    say: Callable[[str], None],
+) -> list[StepRow]:
+    """All points, in an order that mixes them: a device that warms up spreads over all."""
+    rows: list[StepRow] = []
+    points: list[DecodePoint | MixedPoint] = [*decodes, *mixed]
+    order = np.random.Generator(np.random.Philox(key=probe.seed)).permutation(len(points)).tolist()
+    for first in range(0, len(order), AT_ONCE):
+        with collected():
+            for point in (points[index] for index in order[first : first + AT_ONCE]):
+                rows += probe.decode(point, num_steps) if isinstance(point, DecodePoint) else probe.mixed(point)
+        say(f"{min(first + AT_ONCE, len(order))} of {len(order)} points, {len(rows)} steps")
+    return rows
