@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ PREFIX: Final = "calibrated:"
 EXTRAPOLATED: Final = ",extrapolate"
 """Behind the file's name: the last two places are followed beyond the grid instead of a refusal."""
 SCHEMA_VERSION: Final = 1
+BEYOND_FRAC: Final = 0.1
+"""How far curves are followed beyond their last place: a pool that is full to the brim cannot be measured, as its
+sequences have to grow meanwhile."""
 
 
 class OutsideGrid(ValueError):  # noqa: N818
@@ -81,6 +84,24 @@ class MixedCost:
 
 
 @dataclass(frozen=True, slots=True)
+class HostGaps:
+    """Time that the device waits for the host before a step, which the rest of the model does not have."""
+
+    decode_ps: int = 0
+    decode_per_seq_ps: int = 0
+    turn_ps: int = 0
+    """More, where other sequences decode than in the step before."""
+    turn_per_seq_ps: int = 0
+    mixed_ps: int = 0
+    mixed_per_seq_ps: int = 0
+    mixed_per_token_ps: int = 0
+
+    def __post_init__(self) -> None:
+        if min(getattr(self, name) for name in self.__dataclass_fields__) < 0:
+            raise ValueError(f"host: no gap is below 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class CalibratedModel:
     """See the module. `padded`: steps are padded to buckets, as CUDA graphs are."""
 
@@ -88,6 +109,7 @@ class CalibratedModel:
     """By ascending num_seqs."""
     mixed: MixedCost
     padded: bool
+    host: HostGaps = field(default_factory=HostGaps)
     source: str = "calibration"
     extrapolate: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -99,16 +121,21 @@ class CalibratedModel:
     def duration(self, features: Features) -> int:
         """Picoseconds, at least 1. OutsideGrid beyond what was measured."""
         seqs, new, kv, pairs = features
+        mixed, host = self.mixed, self.host
         if new == seqs:
-            return max(self._decode(seqs, kv), 1)
-        mixed = self.mixed
+            return max(self._decode(seqs, kv) + host.decode_ps + host.decode_per_seq_ps * seqs, 1)
         if not self.extrapolate:
             self._inside("tokens in a step with chunks", new, mixed.tokens[-1])
-            self._inside("sequences in a step with chunks", seqs, mixed.most_seqs)
-            self._inside("attended tokens in a step with chunks", kv, mixed.most_kv_tokens)
-            self._inside("attended pairs in a step with chunks", pairs, mixed.most_pairs)
+            self._inside("sequences in a step with chunks", seqs, _beyond(mixed.most_seqs))
+            self._inside("attended tokens in a step with chunks", kv, _beyond(mixed.most_kv_tokens))
+            self._inside("attended pairs in a step with chunks", pairs, _beyond(mixed.most_pairs))
         rates = mixed.per_seq_ps * seqs + mixed.per_kv_token_ps * kv + mixed.per_pair_ps * pairs
-        return max(mixed.base(new, self.padded) + rates, 1)
+        gap = host.mixed_ps + host.mixed_per_seq_ps * seqs + host.mixed_per_token_ps * new
+        return max(mixed.base(new, self.padded) + rates + gap, 1)
+
+    def turn(self, num_seqs: int) -> int:
+        """Picoseconds that a decode step takes more if other sequences decoded before it."""
+        return self.host.turn_ps + self.host.turn_per_seq_ps * num_seqs
 
     def decode_line(self, num_seqs: int, num_kv_tokens: int) -> tuple[int, int | None]:
         """No slope: the next place of the curve may lie within the run."""
@@ -122,7 +149,9 @@ class CalibratedModel:
             right -= 1
         curve = self.curves[right]
         if not self.extrapolate:
-            self._inside(f"attended tokens in a decode step of {seqs} sequences", kv, curve.kv_tokens[-1])
+            self._inside(
+                f"attended tokens in a decode step of {seqs} sequences", kv, _beyond(curve.kv_tokens[-1])
+            )
         if self.padded or right == 0 or curve.num_seqs == seqs:
             return curve.at(kv)
         before = self.curves[right - 1]
@@ -145,6 +174,7 @@ class CalibratedModel:
             "num_curves": len(self.curves),
             "extrapolate": int(self.extrapolate),
             **{name: getattr(self.mixed, name) for name in ("per_seq_ps", "per_kv_token_ps", "per_pair_ps")},
+            **asdict(self.host),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,7 +188,12 @@ class CalibratedModel:
             "padded": self.padded,
             "decode": curves,
             "mixed": mixed,
+            "host": asdict(self.host),
         }
+
+
+def _beyond(most: int) -> int:
+    return int(most * (1 + BEYOND_FRAC))
 
 
 def _ascending(name: str, values: Sequence[int], least: int) -> None:
@@ -193,7 +228,8 @@ def _from_dict(found: Mapping[str, Any]) -> CalibratedModel:
     mixed = found["mixed"]
     numbers = {name: int(mixed[name]) for name in MixedCost.__dataclass_fields__ if name not in ("tokens", "base_ps")}
     cost = MixedCost(_ints(mixed["tokens"]), _ints(mixed["base_ps"]), **numbers)
-    return CalibratedModel(curves, cost, bool(found["padded"]), about=dict(found["about"]))
+    host = HostGaps(**{name: int(value) for name, value in found["host"].items()})
+    return CalibratedModel(curves, cost, bool(found["padded"]), host, about=dict(found["about"]))
 
 
 def _ints(values: Sequence[int]) -> tuple[int, ...]:

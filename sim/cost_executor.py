@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ class CostExecutor:
         self._ancestry = ancestry
         self._stops: list[tuple[int, int, int, Request]] = []
         """(decode clock at the last step, order, base, request); entries of requests that left are dropped on sight."""
+        self._turn: Callable[[int], int] | None = getattr(model, "turn", None)
+        """What a decode step takes more if other sequences decoded before it; None: nothing."""
+        self._turned = True
         self._ahead: tuple[int, int, int, int | None, list[int] | None] = (-1, 0, 0, None, None)
         """What `horizon` found for the next step: its decode clock, sequences, first duration, slope, durations."""
 
@@ -64,6 +68,8 @@ class CostExecutor:
         seqs = len(decodes.members)
         kv = decodes.sum_base + seqs * (decodes.clock + 1)
         first, slope = self._model.decode_line(seqs, kv)
+        if self._turn is not None and self._turned:
+            first += self._turn(seqs)
         durations = None
         if slope is None:
             durations = self._durations(seqs, kv, first, steps, until, end)
@@ -107,10 +113,13 @@ class CostExecutor:
         if not (batch.steady and batch.clock == clock and batch.num_seqs == seqs):
             assert steps == 1, f"a run of {steps} steps that nobody asked for"
             first = self._model.duration(features_of(batch))
+            if self._turn is not None and self._turned and not batch.chunks:
+                first += self._turn(batch.num_seqs)
             if batch.copies:
                 first += self._copy_block_ps * len(batch.copies)
             if batch.to_host or batch.to_device:
                 first += self._swap_block_ps * (len(batch.to_host) + len(batch.to_device))
+        self._turned = bool(stopped or batch.chunks)
         if steps == 1:
             beams = () if self._ancestry is None else self._ancestry.select(batch, stopped)
             return new_tuple(StepResult, (1, first, stopped, first, 0, None, None, beams))

@@ -111,6 +111,10 @@ class BlockPool:
             found.append(entry if isinstance(entry, int) else next(iter(entry)))
         return found
 
+    def finds(self, key: Hashable) -> bool:
+        """Whether a block with this content can be found."""
+        return key in self._map
+
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
         """How many of these cached blocks lie in the free queue: taking them consumes free blocks, too."""
         return self.queue.count_findable(block_ids)

@@ -1,12 +1,13 @@
 """When a full block becomes findable by its content: as it is scheduled to fill, or as soon as anybody could notice.
 
-Blocks that decoding fills are referenced by their owner, so that nothing but a lookup (or the record of events) sees
-whether they are in the map: they are noted, in order, and committed before somebody looks.
+Blocks that fill are referenced by their owner, so that nothing but a lookup (or the record of events) sees whether they
+are in the map: they are noted, in order, and committed before somebody looks who could find one. The engine commits
+them while a step runs, so that the device does not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,17 +18,33 @@ if TYPE_CHECKING:
 class Commits:
     """What of the requests' tables is in the pool's map, and what will be."""
 
-    __slots__ = ("_behind", "_block_size", "_pool")
+    __slots__ = ("_behind", "_block_size", "_first_keys", "_pool")
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
         self._behind: list[tuple[Request, int]] = []
         """(request, full blocks) in the order in which they were filled."""
+        self._first_keys: set[Hashable] = set()
+        """Of those that begin with a first block."""
 
     def later(self, request: Request, num_full: int) -> None:
-        """The request's first `num_full` blocks are full; nobody has looked yet."""
-        self._behind.append((request, num_full))
+        """The request's first `num_full` blocks are full; nobody has looked yet. With events, which have an order, at
+        once."""
+        if self._pool.events is not None:
+            self.catch_up()
+            self.now(request, request.blocks, num_full)  # type: ignore[arg-type]
+        elif not request.content.shares_prompt:
+            request.num_hashed = max(request.num_hashed, num_full)
+        elif num_full > request.num_hashed:
+            if not request.num_hashed:
+                self._first_keys.add(request.content.keys(0, 1, self._block_size)[0])
+            self._behind.append((request, num_full))
+
+    def before_looking(self, keys: Sequence[Hashable]) -> None:
+        """Somebody looks for the run of these keys: if its first block can be found at all, all must be there."""
+        if self._behind and keys and (keys[0] in self._first_keys or self._pool.finds(keys[0])):
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Commits what was put off, in its order: of equal blocks the first one is found."""
@@ -38,6 +55,7 @@ class Commits:
             for request, full in behind:
                 self.now(request, request.blocks, full)  # type: ignore[arg-type]
             behind.clear()
+            self._first_keys.clear()
 
     def now(self, request: Request, table: Sequence[int], num_full: int) -> None:
         """Makes blocks findable as they are scheduled to fill; private ones only count, until they are let go of."""

@@ -98,9 +98,9 @@ class PagedAllocator(Sharing, PagedState):
             return NO_HIT
         if not request.content.shares_prompt and not request.num_preemptions:
             return NO_HIT  # nobody else can have computed any of it
-        self.catch_up()
         limit = (request.num_tokens - 1) // self.block_size
         keys = request.content.keys(0, limit, self.block_size)
+        self._commits.before_looking(keys)
         found = self.pool.find(keys)
         missing = keys[len(found)] if len(found) < limit else None
         return Hit(len(found) * self.block_size, found, missing)
@@ -167,8 +167,7 @@ class PagedAllocator(Sharing, PagedState):
         request.blocks = table
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
-            self.catch_up()
-            self._commits.now(request, table, min(num_tokens, request.num_tokens) // size)
+            self._commits.later(request, min(num_tokens, request.num_tokens) // size)
         return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
     def extend(
@@ -194,9 +193,8 @@ class PagedAllocator(Sharing, PagedState):
         for table, blocks in zip(tables, new_blocks, strict=True):
             table.extend(blocks)
         if self.enable_caching:
-            self.catch_up()
-            for request, table, total in zip(requests, tables, num_tokens, strict=True):
-                self._commits.now(request, table, min(total, request.num_tokens) // size)
+            for request, total in zip(requests, num_tokens, strict=True):
+                self._commits.later(request, min(total, request.num_tokens) // size)
         if not shared or not any(copies):
             return Grant(new_blocks)
         copied = {id(table) for (table, _), copy in zip(shared, copies, strict=True) if copy}
@@ -229,8 +227,6 @@ class PagedAllocator(Sharing, PagedState):
         size = self.block_size
         for request in requests.filling(size, step):
             self._commits.later(request, (request.num_computed_tokens + step + 1) // size)
-        if self.pool.events is not None:
-            self.catch_up()
 
     def catch_up(self) -> None:
         """Makes findable what decoding has filled: at the latest when somebody looks, sooner while a step runs."""

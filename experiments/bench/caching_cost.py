@@ -1,7 +1,7 @@
 """`python -m experiments.bench.caching_cost`: what prefix caching costs an engine where nothing is ever found.
 
-Two engines of the same weights in one process, one with caching and one without, serve the same batches in turns: clocks
-that drift from minute to minute are in both. Writes `caching_cost.csv`, a row a run, into the output folder.
+Two engines of the same weights in one process, one with caching and one without, serve the same batches in turns:
+clocks that drift from minute to minute are in both. Writes `caching_cost.csv`, a row a run, into the output folder.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from experiments.calibrate.rows import PS, StepRow, rows_sha256, split
-from sim.calibrated import CalibratedModel, Curve, MixedCost
+from experiments.calibrate.rows import CHURN, PS, StepRow, rows_sha256, split
+from sim.calibrated import CalibratedModel, Curve, HostGaps, MixedCost
 from sim.cost import Features
 
 Floats = npt.NDArray[np.float64]
@@ -40,14 +41,15 @@ def fit(
     about: Mapping[str, Any] | None = None,
 ) -> CalibratedModel:
     """ValueError where rows of either kind are lacking. `about` is kept, with the hash of the rows beside it."""
-    decodes, mixed = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
+    churned, steady = [row for row in rows if _churns(row)], [row for row in rows if not _churns(row)]
+    decodes, mixed = [row for row in steady if row.decodes], [row for row in steady if not row.decodes]
     if not decodes or not mixed:
         raise ValueError(
             f"a calibration needs decode steps and steps with chunks, got {len(decodes)} and {len(mixed)}: measure both"
         )
     curves = tuple(_curve(bucket, group) for bucket, group in _grouped(decodes, decode_buckets, padded).items())
     kept = {**(about or {}), "rows_sha256": rows_sha256(rows), "num_steps": len(rows)}
-    return CalibratedModel(curves, _mixed(mixed, token_buckets, padded), padded, about=kept)
+    return CalibratedModel(curves, _mixed(mixed, token_buckets, padded), padded, host_gaps(churned), about=kept)
 
 
 def _grouped(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> dict[int, list[StepRow]]:
@@ -73,7 +75,7 @@ def _curve(bucket: int, rows: Sequence[StepRow]) -> Curve:
         else:
             places.append([row])
     points = {
-        round(float(np.mean([row.num_kv_tokens for row in place]))): _mean_s([row.duration_s for row in place])
+        round(float(np.mean([row.num_kv_tokens for row in place]))): _mean_s([row.device_s for row in place])
         for place in places
     }
     if len(points) < 2:
@@ -99,8 +101,8 @@ def _mixed(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> Mix
     places = _token_places(rows, buckets, padded)
     base = _base_columns([row.num_new_tokens for row in rows], places, padded)
     rates = np.array([[row.num_seqs, row.num_kv_tokens, row.num_attended_pairs] for row in rows], np.float64)
-    seconds = np.array([row.duration_s for row in rows])
-    found = _not_negative(np.hstack([base, rates]), seconds, free=base.shape[1])
+    seconds = np.array([row.device_s for row in rows])
+    found = _not_negative(np.hstack([base, rates]), seconds, 1 / seconds, free=base.shape[1])
     bases, (seq, kv, pair) = found[: len(places)], found[len(places) :]
     most = (max(row[field] for row in rows) for field in (1, 3, 4))
     whole = (max(round(float(value) * PS), 0) for value in (seq, kv, pair))
@@ -144,16 +146,16 @@ def _base_columns(tokens: Sequence[int], places: Sequence[int], padded: bool) ->
     return columns
 
 
-def _not_negative(columns: Floats, seconds: Floats, *, free: int) -> Floats:
-    """Coefficients that minimise the relative errors; those behind the first `free` are set to zero where they would
-    be negative, the most negative first."""
-    scaled = columns / seconds[:, None]
+def _not_negative(columns: Floats, wanted: Floats, weights: Floats, *, free: int) -> Floats:
+    """Coefficients of the least weighted squares; those behind the first `free` are set to zero where they would be
+    negative, the most negative first."""
+    scaled = columns * weights[:, None]
     alive = np.ones(columns.shape[1], bool)
     while True:
         found = np.zeros(columns.shape[1])
         sizes = np.where(alive, np.linalg.norm(scaled, axis=0), 0.0)
         used = np.flatnonzero(sizes)
-        solved, *_ = np.linalg.lstsq(scaled[:, used] / sizes[used], np.ones(len(seconds)), rcond=None)
+        solved, *_ = np.linalg.lstsq(scaled[:, used] / sizes[used], wanted * weights, rcond=None)
         found[used] = solved / sizes[used]
         worst = int(np.argmin(found[free:])) + free
         if found[worst] >= 0:
@@ -161,25 +163,64 @@ def _not_negative(columns: Floats, seconds: Floats, *, free: int) -> Floats:
         alive[worst] = False
 
 
+def host_gaps(rows: Sequence[StepRow]) -> HostGaps:
+    """From runs in which sequences come and go; none of them: no gaps, as where only durations are known."""
+    decodes, mixed = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
+    found: dict[str, int] = {}
+    if decodes:
+        columns = [[1, row.num_seqs, row.rows_changed, row.rows_changed * row.num_seqs] for row in decodes]
+        names = ("decode_ps", "decode_per_seq_ps", "turn_ps", "turn_per_seq_ps")
+        found |= _gaps(names, columns, decodes)
+    if mixed:
+        gaps = ("mixed_ps", "mixed_per_seq_ps", "mixed_per_token_ps")
+        found |= _gaps(gaps, [[1, row.num_seqs, row.num_new_tokens] for row in mixed], mixed)
+    return HostGaps(**found)
+
+
+def _gaps(names: Sequence[str], columns: Sequence[Sequence[int]], rows: Sequence[StepRow]) -> dict[str, int]:
+    """Least squares, none below zero; picoseconds."""
+    gaps = np.array([row.gap_s for row in rows])
+    found = _not_negative(np.array(columns, np.float64), gaps, np.ones(len(gaps)), free=0)
+    return {name: round(float(value) * PS) for name, value in zip(names, found, strict=True)}
+
+
 def misfits(model: CalibratedModel, rows: Sequence[StepRow]) -> list[Misfit]:
-    """Decode steps and steps with chunks apart; OutsideGrid where the model does not reach."""
-    found = []
-    for kind, wanted in (("decode", True), ("mixed", False)):
-        chosen = [row for row in rows if row.decodes is wanted]
-        if chosen:
-            measured = np.array([row.duration_s for row in chosen])
-            modelled = np.array([model.duration(Features(*row[1:5])) / PS for row in chosen])
-            signed = float((modelled.sum() - measured.sum()) / measured.sum())
-            relative = float(np.mean(np.abs(modelled - measured) / measured))
-            found.append(Misfit(kind, len({row.run for row in chosen}), len(chosen), signed, relative))
-    return found
+    """Decode steps and steps with chunks apart. On the grid of the device's time, as nobody waits there as in a run;
+    where sequences come and go of whole steps. OutsideGrid where the model does not reach."""
+    device = replace(model, host=HostGaps())
+    kinds = [
+        ("decode", [row for row in rows if row.decodes and not _churns(row)], device),
+        ("mixed", [row for row in rows if not row.decodes and not _churns(row)], device),
+        ("decode, whole steps", [row for row in rows if row.decodes and _churns(row)], model),
+        ("mixed, whole steps", [row for row in rows if not row.decodes and _churns(row)], model),
+    ]
+    return [_misfit(kind, chosen, one) for kind, chosen, one in kinds if chosen]
+
+
+def _churns(row: StepRow) -> bool:
+    return row.run.startswith(CHURN)
+
+
+def _misfit(kind: str, rows: Sequence[StepRow], model: CalibratedModel) -> Misfit:
+    whole = _churns(rows[0])
+    measured = np.array([row.duration_s if whole else row.device_s for row in rows])
+    modelled = np.array([modelled_s(model, row) for row in rows])
+    signed = float((modelled.sum() - measured.sum()) / measured.sum())
+    relative = float(np.mean(np.abs(modelled - measured) / measured))
+    return Misfit(kind, len({row.run for row in rows}), len(rows), signed, relative)
+
+
+def modelled_s(model: CalibratedModel, row: StepRow) -> float:
+    """What the model says of a step, the change of rows before it included."""
+    turn = model.turn(row.num_seqs) if row.decodes and row.rows_changed else 0
+    return (model.duration(Features(*row[1:5])) + turn) / PS
 
 
 def held_out(
     rows: Sequence[StepRow], decode_buckets: Sequence[int], token_buckets: Sequence[int], *, padded: bool
 ) -> list[Misfit]:
     """Of a model that has not seen about a fifth of the runs, on those; runs at the ends of the grid stay in it."""
-    kept, held = split(rows)
+    kept, held = split([row for row in rows if not _churns(row)])
     model = fit(kept, decode_buckets, token_buckets, padded=padded)
     inside = [row for row in held if _covers(model, row)]
     return misfits(model, inside)

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-SPREAD: Final = (0.2, 1.8)
-"""Lengths of a point are drawn evenly between these shares of their mean: real batches are ragged."""
 KV_PLACES: Final = 6
-CHUNKED: Final = (0.0, 1 / 16, 1 / 4, 5 / 8)
+CHUNKED: Final = (0.0, 1 / 16, 1 / 4, 5 / 8, 15 / 16)
 """Sequences that decode beside chunks, of the most that there can be."""
 
 
@@ -49,9 +47,11 @@ class MixedPoint:
 
 
 def lengths(rng: Random, count: int, total: int, longest: int) -> tuple[int, ...]:
-    """Ragged lengths of 1 to `longest` that sum to about `total`."""
-    mean = total / count
-    return tuple(min(max(round(mean * rng.uniform(*SPREAD)), 1), longest) for _ in range(count))
+    """Ragged lengths of 1 to `longest` that sum to about `total`, at most. Exponential, as those of a server's running
+    requests nearly are: a step waits for its longest sequence, so a batch of equal ones would be faster."""
+    drawn = [min(rng.expovariate(count / total), longest) for _ in range(count)]
+    scale = total / sum(drawn)
+    return tuple(min(max(int(value * scale), 1), longest) for value in drawn)
 
 
 def decode_points(buckets: list[int], limits: Limits, num_steps: int, seed: int) -> list[DecodePoint]:
@@ -77,7 +77,7 @@ def mixed_points(buckets: list[int], limits: Limits, steps_a_point: int, seed: i
     at the start of their prompts or far into them. The largest sums of context are among them."""
     rng, points = Random(seed + 1), []
     for tokens in buckets:
-        for decodes in dict.fromkeys(round(share * limits.max_num_seqs) for share in CHUNKED):
+        for decodes in dict.fromkeys(int(share * limits.max_num_seqs) for share in CHUNKED):
             if decodes >= tokens:
                 continue
             mean = rng.choice((64, 256, limits.max_model_len // 4)) if decodes else 0

@@ -35,6 +35,7 @@ class Wanted:
     model: str = "llama-3-8b"
     device: str = "cuda"
     dtype: str = "auto"
+    attention: str = "auto"
     allocator: str = "paged"
     kernel: str = "paged"
     block_size: int = 16
@@ -88,11 +89,15 @@ class Measured:
 
 def measure(wanted: Wanted) -> Measured:
     """On the engine. DeviceMissing without torch or device; ValueError for what cannot be run."""
+    from experiments.calibrate.churn import churn_rows
     from experiments.calibrate.probe import Probe
     from experiments.calibrate.probe import measure as run
 
     engine = engine_of(_engine_wanted(wanted))
-    probe = Probe.of(engine, wanted.limits, wanted.block_size, wanted.allocator, wanted.kernel, wanted.seed)  # type: ignore[arg-type]
+    kernel: Any = wanted.kernel
+    say("sequences come and go")
+    churned = churn_rows(engine, wanted.limits, wanted.block_size, wanted.allocator, kernel, wanted.seed)
+    probe = Probe.of(engine, wanted.limits, wanted.block_size, wanted.allocator, kernel, wanted.seed)
     decode_buckets, token_buckets = list(probe.executor.decode.buckets), list(probe.executor.mixed.buckets)
     decodes = decode_points(decode_buckets, wanted.limits, wanted.num_steps, wanted.seed)
     mixed = mixed_points(token_buckets, wanted.limits, wanted.steps_a_point, wanted.seed)
@@ -109,11 +114,11 @@ def measure(wanted: Wanted) -> Measured:
         "token_buckets": token_buckets,
         "padded": wanted.device == "cuda",
     }
-    return Measured(rows, about)
+    return Measured([*churned, *rows], about)
 
 
 def _engine_wanted(wanted: Wanted) -> EngineWanted:
-    names = ("model", "device", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "seed")
+    names = ("model", "device", "dtype", "attention", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "seed")
     values = {name: getattr(wanted, name) for name in names}
     return EngineWanted(**values, input_len=1, output_len=1)
 
@@ -125,10 +130,10 @@ def _plain(provenance: Any) -> dict[str, Any]:
 
 def write(done: Measured, folder: Path) -> CalibratedModel:
     """The three files; existing ones are replaced."""
+    (folder / ROWS_FILE).write_text(write_rows(done.rows), "utf-8")  # first: they cost most
+    (folder / ABOUT_FILE).write_text(json.dumps(done.about, indent=1) + "\n", "utf-8")
     model = done.fitted()
     errors = [{"rows": which, **one._asdict()} for which, one in done.errors()]
-    (folder / ROWS_FILE).write_text(write_rows(done.rows), "utf-8")
-    (folder / ABOUT_FILE).write_text(json.dumps(done.about, indent=1) + "\n", "utf-8")
     text = json.dumps({**model.to_dict(), "errors": errors}, indent=1)
     (folder / CALIBRATION_FILE).write_text(text + "\n", "utf-8")
     return model
@@ -168,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(done: Measured) -> list[str]:
     """A line a kind of steps."""
     return [
-        f"{which:<9} {one.kind:<7} {one.num_steps:>6} steps of {one.num_runs:>4} runs: signed "
+        f"{which:<9} {one.kind:<19} {one.num_steps:>6} steps of {one.num_runs:>4} runs: signed "
         f"{100 * one.mean_signed_frac:+.2f} %, MAPE {100 * one.mape_frac:.2f} %"
         for which, one in done.errors()
     ]

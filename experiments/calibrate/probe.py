@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from engine.core.allocator import Hit
+from engine.core.allocator import Hit, Refusal
 from engine.core.content import TokenContent
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
@@ -19,13 +19,12 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import step
 from experiments.calibrate.grid import DecodePoint, Limits, MixedPoint
 from experiments.calibrate.rows import PS, StepRow
-from sim.cost import features_of
 
 if TYPE_CHECKING:
-    from engine.core.allocator import Grant, KVAllocator, Refusal
-    from engine.core.batch import Batch
+    from engine.core.allocator import Grant, KVAllocator
     from engine.worker.engine import Engine
     from engine.worker.executor import ModelExecutor
+    from engine.worker.step_clock import StepTime
     from experiments.series import AttentionKernel
 
 SKIPPED: Final = 2
@@ -77,36 +76,47 @@ class Probe:
         executor = engine.executor(prefilled, kernel=kernel)  # type: ignore[arg-type]
         for cache in executor.kv.caches:
             cache.normal_()
+        shuffle(prefilled, seed)
         return cls(limits, engine.architecture.vocab_size, executor, prefilled, seed)
 
     def decode(self, point: DecodePoint, num_steps: int) -> list[StepRow]:
         """Rows of the decode steps, the first ones left out."""
         scheduler = self._scheduler()
         for index, context in enumerate(point.contexts):
-            self._add(scheduler, (point.name, index), context, 1, num_steps + 1)
-        rows = list(self._rows(scheduler, point.name))
-        decodes = [row for row in rows if row.decodes]
+            scheduler.add(self._request(scheduler, (point.name, index), context, 1, num_steps + 1))
+        turns = []
+        while scheduler.has_work:
+            turns.append(self._turn(scheduler))
+        decodes = [row for row in self._rows(point.name, turns) if row.decodes]
         assert len(decodes) >= num_steps, (point.name, len(decodes))
         return decodes[SKIPPED:]
 
     def mixed(self, point: MixedPoint) -> list[StepRow]:
         """Rows of the steps with chunks. Between two of them is a decode step, where anybody decodes."""
-        scheduler, rows = self._scheduler(), list[StepRow]()
+        scheduler = self._scheduler()
         for index, context in enumerate(point.contexts):
-            self._add(scheduler, (point.name, "decode", index), context, 1, 3 * len(point.steps) + 4)
-        if point.contexts:
-            self._turn(scheduler, point.name, 0)
-            self._turn(scheduler, point.name, 0)
-        for number, one in enumerate(point.steps):
-            for index, (context, new) in enumerate(one.chunks):
-                self._add(scheduler, (point.name, number, index), context, new, 1)
+            name = point.name, "decode", index
+            scheduler.add(self._request(scheduler, name, context, 1, 3 * len(point.steps) + 4))
+        asked = [
+            [
+                self._request(scheduler, (point.name, number, index), context, new, 1)
+                for index, (context, new) in enumerate(one.chunks)
+            ]
+            for number, one in enumerate(point.steps)
+        ]  # before the first of them runs: what is made between two steps would be time between them
+        turns, between = [], 2 if point.contexts else 0
+        for _ in range(between):
+            self._turn(scheduler)
+        for requests in asked:
+            for request in requests:
+                scheduler.add(request)
             while scheduler.waiting:
-                rows.append(self._turn(scheduler, point.name, 0))
+                turns.append(self._turn(scheduler))
             if point.contexts:
-                self._turn(scheduler, point.name, len(one.chunks))
-        for _ in self._rows(scheduler, point.name):
-            pass
-        return [row for row in rows if not row.decodes]
+                self._turn(scheduler)
+        while scheduler.has_work:
+            self._turn(scheduler)
+        return [row for row in self._rows(point.name, turns) if not row.decodes]
 
     def load(self, seconds: float, clock: Callable[[], float]) -> int:
         """Decodes at full batch for so long, so that clocks and power have settled; how many steps that were."""
@@ -125,42 +135,48 @@ class Probe:
         self.allocator.num_computed.clear()
         return Scheduler(config, self.allocator)  # type: ignore[arg-type]
 
-    def _add(self, scheduler: Scheduler, name: tuple[Any, ...], context: int, new: int, output_len: int) -> None:
+    def _request(self, scheduler: Scheduler, name: tuple[Any, ...], context: int, new: int, output_len: int) -> Request:
         rng = np.random.Generator(np.random.Philox(key=abs(hash_of(name)) + self.seed))
         tokens = rng.integers(0, self.vocab_size, context + new).tolist()
         request = Request(name, context + new, output_len, content=TokenContent(tokens))
         self.allocator.num_computed[name] = context
         assert not scheduler.refuses_forever(request), f"{name}: {context} + {new} tokens never fit"
-        scheduler.add(request)
+        return request
 
-    def _rows(self, scheduler: Scheduler, run: str) -> Iterator[StepRow]:
-        left = 0
-        while scheduler.has_work:
-            row = self._turn(scheduler, run, left)
-            left = self._left
-            yield row
+    def _turn(self, scheduler: Scheduler) -> tuple[int, int]:
+        """One step: its place among the executor's, and its sequences. Little happens here, so that the device waits
+        little."""
+        batch = step(scheduler, self.executor).batch
+        assert batch.num_seqs, "nobody runs"
+        assert not batch.preempted, "the pool is too small for this point"
+        return len(self.executor.steps) - 1, batch.num_seqs
 
-    def _turn(self, scheduler: Scheduler, run: str, left: int) -> StepRow:
-        done = step(scheduler, self.executor)
-        batch = done.batch
-        assert batch.num_seqs, f"{run}: nobody runs"
-        assert not batch.preempted, f"{run}: the pool is too small for this point"
-        self._left = len(done.finished)
-        measured = self.executor.steps[-1]
-        features = features_of(batch)
-        times = measured.duration_ps / PS, measured.device_ps / PS, measured.host_ps / PS
-        return StepRow(run, *features, longest_of(batch), left, *times)
+    def _rows(self, run: str, turns: list[tuple[int, int]]) -> list[StepRow]:
+        return [row_of(run, self.executor.steps[index], num_seqs, 0) for index, num_seqs in turns]
+
+
+def row_of(run: str, step: StepTime, num_seqs: int, rows_changed: int) -> StepRow:
+    """A measured step as a row."""
+    new = step.num_decodes + step.num_chunk_tokens
+    times = step.duration_ps / PS, step.device_ps / PS, step.host_ps / PS
+    return StepRow(run, num_seqs, new, step.num_kv_tokens, step.num_attended_pairs, rows_changed, *times)
+
+
+def shuffle(allocator: Prefilled, seed: int) -> None:
+    """Puts the free blocks in random order, as they lie after a server has run for a while."""
+    held = []
+    for index in range(allocator.capacity_blocks):
+        request = Request(("shuffle", index), 1, 1)
+        if isinstance(allocator.admit(request, 1, Hit()), Refusal):
+            break
+        held.append(request)
+    for index in np.random.Generator(np.random.Philox(key=seed)).permutation(len(held)):
+        allocator.free(held[index])
 
 
 def hash_of(name: tuple[Any, ...]) -> int:
     """The same in every process."""
     return int.from_bytes("/".join(map(str, name)).encode()[-12:], "little")
-
-
-def longest_of(batch: Batch) -> int:
-    """Tokens of the longest sequence of a step."""
-    chunks = [chunk.num_context_tokens + chunk.num_new_tokens for chunk in batch.chunks]
-    return max([*(request.base + batch.clock for request in batch.decodes), *chunks], default=0)
 
 
 @contextmanager

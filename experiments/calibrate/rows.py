@@ -23,14 +23,18 @@ class StepRow(NamedTuple):
     """Tokens attended to: context and new ones, summed over sequences."""
     num_attended_pairs: int
     """Sum over new tokens of the tokens that each attends to, itself included."""
-    longest_tokens: int
-    """Tokens of the longest sequence; 0: unknown."""
-    num_left: int
-    """Sequences that left after the step before; rows are arranged anew."""
+    rows_changed: int
+    """1 if other sequences decode than in the step before, else 0."""
     duration_s: float
     """From the end of the step before to its own, exposed host time included."""
     device_s: float
+    """From its first command on the device to its end; duration_s where only that is known."""
     host_s: float
+
+    @property
+    def gap_s(self) -> float:
+        """Time that the device waited for the host before the step."""
+        return max(self.duration_s - self.device_s, 0.0)
 
     @property
     def decodes(self) -> bool:
@@ -72,9 +76,9 @@ def _parsed(table: csv.DictReader[str], path: Path) -> Iterable[StepRow]:
     for row in table:
         where = f"{path}:{table.line_num}"
         try:
-            whole = [int(row.get(name) or 0) for name in COLUMNS[1:7]]
+            whole = [int(row.get(name) or 0) for name in COLUMNS[1:6]]
             duration = float(row["duration_s"])
-            others = [float(row.get(name) or duration) for name in COLUMNS[8:]]
+            others = [float(row.get(name) or duration) for name in COLUMNS[7:]]
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
         found = StepRow(str(row["run"]), *whole, duration, *others)  # type: ignore[call-arg]
@@ -92,6 +96,10 @@ def check_row(row: StepRow, where: str) -> None:
             f"{where}: expected 1 <= num_seqs <= num_new_tokens <= num_kv_tokens <= num_attended_pairs, got "
             f"{seqs}, {new}, {kv}, {pairs}"
         )
+
+
+CHURN: Final = "churn"
+"""How the names of runs begin in which sequences come and go: host time between steps is taken from them."""
 
 
 def split(rows: Sequence[StepRow], every: int = 5) -> tuple[list[StepRow], list[StepRow]]:

@@ -190,8 +190,8 @@ FAULTS: list[dict[str, Any]] = [
     {
         "fault": "look-ahead slots are hashed",
         "where": PAGED + "extend",
-        "line": "self._commits.now(request, table, min(total, request.num_tokens) // size)",
-        "becomes": "self._commits.now(request, table, min(total + num_lookahead, len(table) * size) // size)",
+        "line": "self._commits.later(request, min(total, request.num_tokens) // size)",
+        "becomes": "self._commits.now(request, request.blocks, len(request.blocks))",
         "suite": "paged",
         "law": "test_prefix_cache:test_look_ahead_slots_are_taken_kept_and_never_hashed",
     },
@@ -213,8 +213,22 @@ FAULTS: list[dict[str, Any]] = [
     {
         "fault": "whoever looks does not see what decoding has filled",
         "where": PAGED + "lookup",
-        "line": "self.catch_up()",
+        "line": "self._commits.before_looking(keys)",
         "becomes": "pass",
+        "law": "test_commits:test_committing_late_is_committing_at_once",
+    },
+    {
+        "fault": "whoever looks does not see a prompt that was admitted in the same step",
+        "where": "engine.core.commits:Commits.before_looking",
+        "line": "keys[0] in self._first_keys or self._pool.finds(keys[0])",
+        "becomes": "self._pool.finds(keys[0])",
+        "law": "test_commits:test_committing_late_is_committing_at_once",
+    },
+    {
+        "fault": "whoever looks does not see what has been filled behind a block that can be found",
+        "where": "engine.core.commits:Commits.before_looking",
+        "line": "keys[0] in self._first_keys or self._pool.finds(keys[0])",
+        "becomes": "keys[0] in self._first_keys",
         "law": "test_commits:test_committing_late_is_committing_at_once",
     },
     {

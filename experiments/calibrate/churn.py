@@ -1,0 +1,74 @@
+"""Sequences that come and go, through the replay that serves traces: how long the device waits for the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from engine.core.limits import SchedulerConfig
+from engine.core.registry import PoolConfig
+from experiments.calibrate.rows import CHURN, StepRow
+from sim.simulate import RunSpec, Simulation
+from workloads import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.core.allocator import KVAllocator
+    from engine.worker.engine import Engine
+    from engine.worker.executor import ModelExecutor
+    from engine.worker.step_clock import StepTime
+    from experiments.calibrate.grid import Limits
+    from experiments.series import AttentionKernel
+
+ROUNDS: Final = 3
+"""Requests that each place serves, one after the other; as the last ones end, batches of every size decode."""
+SHORT, LONG = (16, 8), (512, 192)
+"""Tokens of prompt and output are drawn evenly between these."""
+
+
+def churn_trace(limits: Limits, seed: int) -> Trace:
+    """Everybody is there at the start and waits outside."""
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    count = max(ROUNDS * limits.max_num_seqs, 16)
+    prompts, outputs = (
+        rng.integers(low, min(high, limits.max_model_len // 4) + 1, count)
+        for low, high in zip(SHORT, LONG, strict=True)
+    )
+    return Trace.build([0] * count, prompts.tolist(), outputs.tolist(), name=CHURN)
+
+
+def churn_rows(
+    engine: Engine, limits: Limits, block_size: int, allocator: str, kernel: AttentionKernel, seed: int
+) -> list[StepRow]:
+    """Rows of a closed loop of as many sequences as there can be."""
+    made: list[ModelExecutor] = []
+
+    def executor(pool: KVAllocator) -> ModelExecutor:
+        made.append(engine.executor(pool, kernel=kernel))
+        return made[-1]
+
+    spec = RunSpec(
+        allocator,
+        PoolConfig(limits.kv_tokens // block_size, block_size, limits.max_model_len),
+        SchedulerConfig(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
+        max_concurrency=limits.max_num_seqs,
+        record_steps=True,
+    )
+    simulation = Simulation(spec, churn_trace(limits, seed), executor)
+    simulation.replay()
+    return rows_of(CHURN, made[0].steps, simulation.run().steps()["num_running"].tolist())
+
+
+def rows_of(run: str, steps: Sequence[StepTime], num_running: Sequence[int]) -> list[StepRow]:
+    """The steps of a replay; rows have changed behind a step with chunks, and where somebody left."""
+    from experiments.calibrate.probe import row_of
+
+    assert len(steps) == len(num_running), (run, len(steps), len(num_running))
+    rows = []
+    for index, (step, running) in enumerate(zip(steps, num_running, strict=True)):
+        before = steps[index - 1] if index else None
+        changed = before is None or before.num_chunk_tokens > 0 or running != num_running[index - 1]
+        rows.append(row_of(run, step, running, int(changed)))
+    return rows
