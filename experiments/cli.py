@@ -19,6 +19,7 @@ from experiments import exits
 from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
+from experiments.plot_flags import PlotFlags
 from experiments.trace_cli import trace_app
 from experiments.whole import MaybeWhole, Whole
 
@@ -94,32 +95,19 @@ def report(folder: Path, *, json: Json = False) -> int:
 
 
 @app.command
-def plot(
-    *folders: Path,
-    var_x: str = "block_size",
-    var_y: str = "kv_live_frac",
-    curve_by: str = "allocator",
-    output: Annotated[Path | None, Parameter(name=("-o", "--output"))] = None,
-    json: Json = False,
-) -> int:
+def plot(*folders: Path, flags: PlotFlags = PlotFlags(), json: Json = False, argv: Argv = ()) -> int:  # noqa: B008
     """Draw any column of summary.csv over any other, from stored results.
+
+    Bands are 95 % confidence intervals over repeats. The numbers are in a CSV beside each picture.
 
     Parameters
     ----------
     folders
         Results; of several, rate_per_s (requests a second of each one's trace) is a column too.
-    var_x
-        Column of the x axis.
-    var_y
-        Column of the y axis: its mean over seeds, with the standard deviation.
-    curve_by
-        Column of which each value is a curve; none: one curve.
-    output
-        Picture to write [figures/VAR_Y-by-VAR_X.png in the folder]; its suffix decides the format.
     """
-    from experiments.views import plot_verb
+    from experiments.plotting import plot_verb
 
-    return plot_verb(folders, var_x, var_y, curve_by, output, as_json=json)
+    return plot_verb(folders, flags, argv, as_json=json)
 
 
 @app.command(name="map")

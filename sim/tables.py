@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim import extra_metrics, metrics
 from sim import integrals as at
+from sim.emissions import peak_rate
 from sim.int_log import Packed
 from sim.metrics import PS
 from sim.rows import RequestRow
@@ -56,6 +57,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         ),
         "request_throughput_per_s": in_window / span_s if span_s else None,
         "output_tok_per_s": row[at.EMITTED] / span_s if span_s else None,
+        "peak_output_tok_per_s": peak_rate(run.emitted_between(window.start, window.stop)),
         **metrics.latencies(run.rows),
         "saturated": saturated,
         "head_blocked_s": metrics.overlap(run.recorder.blocked, window.start, window.stop) / PS,

@@ -20,6 +20,8 @@ LINE_CHARS = 172
 """Characters of the footer that fit the page width."""
 MAX_LINES = 3
 LINE_IN = 0.1
+MAX_SEEDS = 12
+"""More are counted, not listed."""
 
 
 def command_of(manifest: dict[str, Any]) -> str:
@@ -51,6 +53,8 @@ def seeds_of(stored: Stored) -> str:
     seeds = stored.manifest.get("seeds")
     if not isinstance(seeds, list):
         seeds = sorted(set(stored.summary["seed"].dropna().astype(int)))
+    if len(seeds) > MAX_SEEDS:
+        return f"{len(seeds)} different ones, {min(seeds)} to {max(seeds)}"
     return ", ".join(map(str, seeds)) or "none"
 
 
