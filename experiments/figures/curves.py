@@ -21,6 +21,8 @@ ScaleX = Literal["auto", "linear", "log", "log2"]
 SCALES: tuple[ScaleX, ...] = ("auto", "linear", "log", "log2")
 BAND = 0.18
 """Opacity."""
+BESIDE = 0.6
+"""Of the room of a category, for all of its points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,10 @@ def draw_curves(
     looks: Mapping[str, Look],
     ax: Axes,
 ) -> None:
-    """Means with the band of their interval (bars where the axis has categories); a point without a value is left out
-    of its curve, and the line is broken there."""
+    """Means with the band of their interval; a line is broken where a point has no value. Where the axis has
+    categories there are points with bars, side by side and not joined: nothing lies between two words."""
     names, places = curve_names(table, curve_by), horizontal.places(table[horizontal.column])
-    for name, look in looks.items():
+    for order, (name, look) in enumerate(looks.items()):
         rows = table[names == name].assign(place=places).sort_values("place", kind="stable")
         if rows.empty:
             continue
@@ -101,7 +103,8 @@ def draw_curves(
         }
         half = rows[f"{var_y}_ci95"].fillna(0.0)
         if horizontal.categories:
-            ax.errorbar(rows["place"], rows[var_y], yerr=half, capsize=2, **drawn)
+            aside = BESIDE * (order - (len(looks) - 1) / 2) / max(len(looks), 3)
+            ax.errorbar(rows["place"] + aside, rows[var_y], yerr=half, capsize=2, **{**drawn, "linestyle": "none"})
             continue
         ax.plot(rows["place"], rows[var_y], **drawn)
         if (half > 0).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final
 
 from sim.lookup import definition_of
@@ -10,6 +11,7 @@ RATE: Final = "rate_per_s"
 """Requests a second of a folder's trace, as its manifest has it."""
 MEASURED = ("median_s", "p20_s", "p80_s")
 """Seconds of a device."""
+LABEL_CHARS = 26
 KEYS = {
     RATE: "requests per second",
     "request_rate": "requests per second",
@@ -47,3 +49,8 @@ def is_simulated(column: str) -> bool:
     from sim.metrics import ENGINE_METRICS
 
     return column not in {metric.name for metric in ENGINE_METRICS}
+
+
+def in_lines(label: str) -> str:
+    """A label of the y axis, broken where it would be longer than a panel is high."""
+    return textwrap.fill(label, LABEL_CHARS, break_long_words=False, break_on_hyphens=False)

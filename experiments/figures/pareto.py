@@ -8,17 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.figures.columns import resolved
 from experiments.figures.intervals import with_intervals
-from experiments.figures.labels import axis_label
+from experiments.figures.labels import axis_label, in_lines
 from experiments.figures.looks import curve_names, looks_of
 from experiments.figures.panels import legend_of
 from experiments.figures.spec import NothingToDrawError
+from experiments.style import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,11 +36,6 @@ class Goal:
     column: str
     sign: int
     """1 for more, -1 for less."""
-
-    @property
-    def words(self) -> str:
-        """For the axis."""
-        return f"{axis_label(self.column)}, {'more' if self.sign > 0 else 'less'} is better"
 
 
 def goals_of(text: str, frame: pd.DataFrame) -> tuple[Goal, Goal]:
@@ -87,41 +83,26 @@ def draw_pareto(
     ax = canvas.subplots()
     up, across = goals
     best = table[table[ON]].sort_values(across.column, kind="stable")
-    ax.plot(best[across.column], best[up.column], color="#3D3D3D", linewidth=1, zorder=1, label="frontier")
+    steps = "steps-pre" if across.sign > 0 else "steps-post"  # nothing between two points was tried
+    line: dict[str, Any] = {"color": "#3D3D3D", "linewidth": 1, "zorder": 1, "label": "frontier", "drawstyle": steps}
+    ax.plot(best[across.column], best[up.column], **line)
     names = curve_names(table, curve_by)
     for name, look in looks_of(table, curve_by).items():
         rows = table[names == name]
-        _points(ax, rows[~rows[ON]], goals, look.marker, look.colour, label=None, filled=False)
-        _points(ax, rows[rows[ON]], goals, look.marker, look.colour, label=None, filled=True)
+        _points(ax, rows[~rows[ON]], goals, look, filled=False)
+        _points(ax, rows[rows[ON]], goals, look, filled=True)
         ax.plot(
             [], [], linestyle="", marker=look.marker, color=look.colour, label=name if curve_by else "configuration"
         )
-    ax.set_xlabel(across.words)
-    ax.set_ylabel(up.words)
+    ax.set_title(f"better: {'up' if up.sign > 0 else 'down'} and {'right' if across.sign > 0 else 'left'}")
+    ax.set_xlabel(axis_label(across.column))
+    ax.set_ylabel(in_lines(axis_label(up.column)))
     legend_of(canvas, ax)
     return table
 
 
-def _points(
-    ax: Axes,
-    rows: pd.DataFrame,
-    goals: tuple[Goal, Goal],
-    marker: str,
-    colour: str,
-    *,
-    label: str | None,
-    filled: bool,
-) -> None:
+def _points(ax: Axes, rows: pd.DataFrame, goals: tuple[Goal, Goal], look: Look, *, filled: bool) -> None:
     up, across = goals
-    face = colour if filled else "none"
-    ax.plot(
-        rows[across.column],
-        rows[up.column],
-        linestyle="",
-        marker=marker,
-        markersize=6 if filled else 4,
-        markerfacecolor=face,
-        markeredgecolor=colour,
-        zorder=3 if filled else 2,
-        label=label,
-    )
+    drawn: dict[str, Any] = {"marker": look.marker, "markersize": 6 if filled else 4, "markeredgecolor": look.colour}
+    drawn |= {"markerfacecolor": look.colour if filled else "none", "zorder": 3 if filled else 2}
+    ax.plot(rows[across.column], rows[up.column], linestyle="", **drawn)

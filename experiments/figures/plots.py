@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
-from experiments.figures.caption import above_footer, caption_of
+from experiments.figures.caption import LINE_IN, MAX_LINES, above_footer, caption_of, footer_lines
 from experiments.figures.columns import configuration_of, mixed
 from experiments.figures.drawing import name_clock, write_numbers
 from experiments.figures.intervals import INTERVAL
@@ -17,7 +17,7 @@ from experiments.figures.latex import latex_table, pivot
 from experiments.figures.looks import looks_of
 from experiments.figures.panels import legend_columns
 from experiments.figures.pareto import draw_pareto, goals_of
-from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, without_value
+from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_title, without_value
 from experiments.style import COLUMN_IN, PAGE_IN, PLOT_IN, new_figure, save, style
 from sim.lookup import least_sample
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Style = Literal["screen", "paper"]
 LEGEND_ROW_IN = 0.15
+FOOT_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,12 @@ def draw_plot(stored: Stored, plot: Plot) -> pd.DataFrame:
         table = _write_tex(plot, about)
     else:
         with style(paper=plot.look == "paper"):
-            canvas = new_figure(*size_in(plot, stored.axes))
+            width, height = size_in(plot)
             foot = " · ".join(about.splitlines())
-            table = _drawn(plot, canvas if plot.look == "paper" else above_footer(canvas, foot), stored.axes)
+            extra = 0 if plot.look == "paper" else len(footer_lines(foot, width, FOOT_LINES)) - MAX_LINES
+            canvas = new_figure(width, height + LINE_IN * max(0, extra))
+            inner = canvas if plot.look == "paper" else above_footer(canvas, foot, FOOT_LINES)
+            table = _drawn(plot, inner, stored.axes)
             name_clock(stored, canvas)
             plot.path.parent.mkdir(parents=True, exist_ok=True)
             save(canvas, plot.path, about)
@@ -101,7 +105,7 @@ def draw_plot(stored: Stored, plot: Plot) -> pd.DataFrame:
 def provenance(stored: Stored, plot: Plot) -> str:
     """Requests, seeds, trace, device, the command of the results and that of the picture."""
     made = f" · drawn by {plot.command}" if plot.command else ""
-    several = "" if plot.rows.empty or not _repeats(plot, stored.axes) else f"bands: {INTERVAL} · "
+    several = f"spread: {INTERVAL} · " if _repeats(plot, stored.axes) else ""
     return several + caption_of(stored, base=False) + made
 
 
@@ -125,14 +129,16 @@ def _drawn(plot: Plot, canvas: Canvas, axes: Sequence[str]) -> pd.DataFrame:
     return draw_pareto(plot.rows, plot.keys(axes), goals, plot.choice.curve_by, canvas)
 
 
-def size_in(plot: Plot, axes: Sequence[str]) -> tuple[float, float]:
-    """Width and height that its panels and its legend need."""
+def size_in(plot: Plot) -> tuple[float, float]:
+    """Width and height that its panels and its legend need; a longer footer comes on top."""
     rows, columns = (1, 1) if plot.pareto else grid_of(plot.rows, plot.choice)
     paper = plot.look == "paper"
     width = (COLUMN_IN if paper else PLOT_IN) if columns == 1 else PAGE_IN
-    height = (0.68 if paper else 0.62) * width if rows == columns == 1 else 0.75 + PANEL_IN[1] * rows
-    names = list(looks_of(plot.rows, plot.choice.curve_by)) if plot.choice.curve_by else []
-    return width, height + LEGEND_ROW_IN * max(0, -(-len(names) // legend_columns(names, width)) - 1)
+    height = (0.68 if paper else 0.62) * width if rows == columns == 1 else 0.75 + PANEL_IN * rows
+    curves = plot.choice.curve_by
+    names = list(looks_of(plot.rows, curves)) if curves else []
+    lines = -(-len(names) // legend_columns(names, width)) + bool(curves and legend_title(curves))
+    return width, height + LEGEND_ROW_IN * max(0, lines - 1)
 
 
 def default_name(choice: Choice, pareto: str, figure: str) -> str:

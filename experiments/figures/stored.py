@@ -14,6 +14,10 @@ from experiments.series import series_of
 from experiments.style import in_order
 
 DEFAULT_BLOCK_SIZE = 16
+EXACT: dict[str, Any] = (
+    {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
+)
+"""From 3.1 on pandas reads every digit by default, and warns who asks for it."""
 
 
 class Stored:
@@ -181,7 +185,7 @@ class Stored:
 
 def read_summary(path: Path) -> pd.DataFrame:
     """A summary.csv, every digit of it; only an empty field is a missing value, whatever a word may look like."""
-    frame: pd.DataFrame = pd.read_csv(path, keep_default_na=False, na_values=[""], float_precision="round_trip")
+    frame: pd.DataFrame = pd.read_csv(path, keep_default_na=False, na_values=[""], **EXACT)
     return frame
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.figures.columns import all_resolved, filtered, resolved, written
 from experiments.figures.curves import Horizontal, ScaleX, draw_curves
 from experiments.figures.intervals import with_intervals
-from experiments.figures.labels import axis_label
+from experiments.figures.labels import axis_label, in_lines
 from experiments.figures.looks import looks_of
 from experiments.figures.panels import legend_of
 from experiments.figures.spec import NothingToDrawError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 IN_A_ROW = 3
 """Panels, where only columns of panels are asked for."""
-PANEL_IN = (2.1, 1.75)
-"""Width and height of one panel among several."""
+PANEL_IN = 1.75
+"""Height of one panel among several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +119,30 @@ def draw_facets(frame: pd.DataFrame, choice: Choice, canvas: Canvas) -> pd.DataF
     for place, (ax, ((row, in_row), (column, in_column))) in enumerate(zip(panels, facets, strict=False)):
         draw_curves(table[in_row & in_column], horizontal, choice.var_y, choice.curve_by, looks, ax)
         horizontal.put_on(ax)
-        ax.set_title(_title([(choice.row_by, row), (choice.col_by, column)]))
+        _name_panel(ax, choice, row, column, top=place < num_columns, right=place % num_columns == num_columns - 1)
         _outer_only(ax, left=place % num_columns == 0, bottom=place + num_columns >= len(facets))
     for ax in panels[len(facets) :]:
         ax.remove()
     _from_zero(panels[: len(facets)], table[choice.var_y])
     _label_y(canvas, panels[0], choice.var_y, alone=len(facets) == 1)
     if choice.curve_by:
-        legend_of(canvas, panels[: len(facets)], title=_legend_title(choice.curve_by))
+        legend_of(canvas, panels[: len(facets)], title=legend_title(choice.curve_by))
     return table
 
 
-def _title(facets: Iterable[tuple[str | None, str]]) -> str:
-    return ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in facets if name is not None)
+def _name_panel(ax: Axes, choice: Choice, row: str, column: str, *, top: bool, right: bool) -> None:
+    """Columns are named above the first row, rows right of the last column; wrapped columns each above their own."""
+    if choice.col_by is not None and (top or choice.row_by is None):
+        ax.set_title(_facet(choice.col_by, column))
+    if choice.row_by is not None and right:
+        place: dict[str, Any] = {"xycoords": "axes fraction", "rotation": 270, "ha": "left", "va": "center"}
+        ax.annotate(_facet(choice.row_by, row), (1.03, 0.5), fontsize=ax.title.get_fontsize(), **place)
+
+
+def _facet(column: str, value: str) -> str:
+    """`block_size = 16`; an allocator's name speaks for itself."""
+    leaf = column.rpartition(".")[2]
+    return value if leaf == "allocator" else f"{leaf} = {value}"
 
 
 def _outer_only(ax: Axes, *, left: bool, bottom: bool) -> None:
@@ -148,12 +159,12 @@ def _from_zero(panels: Sequence[Axes], values: pd.Series[Any]) -> None:
 
 def _label_y(canvas: Canvas, first: Axes, column: str, *, alone: bool) -> None:
     if alone:
-        first.set_ylabel(axis_label(column))
+        first.set_ylabel(in_lines(axis_label(column)))
     else:
         canvas.supylabel(axis_label(column), fontsize=first.yaxis.label.get_fontsize())
 
 
-def _legend_title(curve_by: Sequence[str]) -> str:
+def legend_title(curve_by: Sequence[str]) -> str:
     """Nothing to say of allocators: their names do."""
     leaves = [name.rpartition(".")[2] for name in curve_by]
     return "" if leaves == ["allocator"] else ", ".join(axis_label(name) for name in leaves)
