@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from experiments import exits
+from experiments.against.flags import AgainstFlags
 from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
@@ -42,15 +43,25 @@ app.command(bench_app)
 
 
 @app.command
-def compare(*, flags: Flags = Flags(), out: OutputFlags = OutputFlags(), argv: Argv = ()) -> int:  # noqa: B008
+def compare(
+    *folders: Path,
+    flags: Flags = Flags(),  # noqa: B008
+    out: OutputFlags = OutputFlags(),  # noqa: B008
+    two: AgainstFlags = AgainstFlags(),  # noqa: B008
+    argv: Argv = (),
+) -> int:
     """Replay one trace against several allocators and block sizes, at equal capacity: the main job.
 
-    Without arguments: the paper's Figure 2 workload on its stand-in, and a sweep of the block size.
+    Without arguments: the paper's Figure 2 workload on its stand-in, and a sweep of the block size. With two results
+    folders: what changed from the first to the second, cell by cell.
     Defaults are in brackets; paper-* are the paper's workloads. Times are in seconds.
     """
+    from experiments.against.verb import against_verb
     from experiments.compare import run_verb
 
-    return run_verb("compare", flags, out, argv)
+    if not folders and two == AgainstFlags():
+        return run_verb("compare", flags, out, argv)
+    return against_verb(folders, two, flags, out)
 
 
 @app.command

@@ -32,6 +32,8 @@ def plot_verb(folders: Sequence[Path], flags: PlotFlags, argv: Sequence[str], *,
         raise UsageError("plot: name a folder of results, or several")
     for one in folders:
         results_folder(one)
+    if len(folders) > 1 and flags.output is None:
+        raise UsageError(f"plot: {len(folders)} folders: say where the picture goes with -o FILE")
     if flags.output is not None and flags.output.suffix not in SUFFIXES:
         raise UsageError(f"-o {flags.output}: a picture ends in {', '.join(SUFFIXES[:-1])}, a table in .tex")
     try:
@@ -62,8 +64,6 @@ def planned(stored: Stored, folders: Sequence[Path], flags: PlotFlags, command: 
     choice = asked.on(frame)
     if flags.pareto and (choice.row_by or choice.col_by):
         raise ValueError("--pareto is one panel: use --fig-by or --filter-by for more")
-    if len(folders) > 1 and flags.output is None:
-        raise ValueError(f"{len(folders)} folders: say where the picture goes with -o FILE")
     plots = []
     for name, rows in choice.figures(frame):
         if flags.output is None:
