@@ -13,11 +13,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from experiments import report_of_sweep
 from experiments.figures import FIGURES, MEASURED_FIGURES, Stored
 from experiments.figures.answer import answer
 from experiments.figures.block_size import unequal_pools
 from experiments.figures.caption import caption_of, command_of
 from experiments.figures.drawing import Drawn, draw_all
+from experiments.figures.swept import figures_of
 from experiments.figures.tables import (
     MEMORY,
     exclusions,
@@ -33,6 +35,7 @@ from sim.metrics import ENGINE_METRICS, METRICS, Metric
 
 TEMPLATES = Path(__file__).parent / "templates"
 BLOCK_SIZE_FIGURE = "by_block_size"
+REPORT, SWEEP = "report.html.j2", "sweep.html.j2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,18 @@ def write_report(folder: Path) -> Path:
 def build_report(folder: Path) -> Report:
     """The same, with the errors."""
     stored = Stored(folder)
+    swept = stored.manifest.get("kind") == "sweep"
     wanted = [*(MEASURED_FIGURES if stored.is_measured else ()), *FIGURES.values()]
-    figures = draw_all(stored, wanted, folder / "figures")
-    context = context_of(stored, figures)
+    figures = draw_all(stored, figures_of(stored) if swept else wanted, folder / "figures")
+    context = sweep_context(stored, figures) if swept else context_of(stored, figures)
     path = folder / "report.html"
     partial = path.with_name(".report.html.tmp")
-    partial.write_text(page(context), encoding="utf-8", newline="\n")
+    partial.write_text(page(context, SWEEP if swept else REPORT), encoding="utf-8", newline="\n")
     partial.replace(path)
     return Report(path, figures, stored.problems)
 
 
-def page(context: dict[str, Any]) -> str:
+def page(context: dict[str, Any], template: str = REPORT) -> str:
     """The template, filled in and escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -78,7 +82,7 @@ def page(context: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("report.html.j2").render(context)
+    return environment.get_template(template).render(context)
 
 
 def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
@@ -106,7 +110,17 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "notes": _notes(stored),
         "metrics": _metrics(stored),
         "clock": "measured" if stored.is_measured else "simulated",
-        "manifest": json.dumps(_without_derived(stored.manifest), indent=2, ensure_ascii=False),
+        "manifest": manifest_text(stored.manifest),
+    }
+
+
+def sweep_context(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
+    """The same for a sweep."""
+    pictures = [_picture(drawn, stored) for drawn in figures]
+    about = caption_of(stored, base=False)
+    return report_of_sweep.context_of(stored, pictures, checks_of(stored), about) | {
+        "metrics": _metrics(stored),
+        "manifest": manifest_text(stored.manifest),
     }
 
 
@@ -125,9 +139,10 @@ def checks_of(stored: Stored) -> dict[str, Any]:
     return {"passed": len(outcomes) - len(failed), "failed": failed, "names": names, "num_cells": len(cells)}
 
 
-def _without_derived(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A page cannot hold its own hash."""
-    return {key: value for key, value in manifest.items() if key != "derived_files"}
+def manifest_text(manifest: dict[str, Any]) -> str:
+    """For the end of the page, which cannot hold its own hash."""
+    kept = {key: value for key, value in manifest.items() if key != "derived_files"}
+    return json.dumps(kept, indent=2, ensure_ascii=False)
 
 
 def _notes(stored: Stored) -> list[str]:
