@@ -25,6 +25,7 @@ KEYS = {
     "long_prefill_token_threshold": "most prompt tokens of a request in a step",
     "max_concurrency": "requests inside at once",
     "num_samples": "samples a request",
+    "num_preemptions": "preemptions",
     "host_bytes": "host memory (bytes)",
 }
 """Of the last part of a dotted key."""

@@ -119,6 +119,8 @@ def _chosen(stored: Stored, metric: str) -> tuple[pd.DataFrame, Choice, tuple[st
 
 def _draw(metric: str, stored: Stored, canvas: Canvas) -> pd.DataFrame:
     rows, choice, _ = _chosen(stored, metric)
+    if metric == "num_preemptions" and not rows[metric].any():
+        raise NothingToDrawError("no request was preempted in any cell")
     return draw_facets(rows, choice, canvas)
 
 
@@ -153,6 +155,8 @@ def has_repeats(stored: Stored) -> bool:
 
 def _draw_frontier(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     frame = stored.summary
+    if frame.empty:
+        raise NothingToDrawError("no cell of this sweep finished")
     axes = configuration_of(frame, stored.axes)
     curve = [name for name in axes if name.rpartition(".")[2] == "allocator"]
     return draw_pareto(frame, axes, goals_of(GOALS, frame), curve, canvas)
@@ -162,7 +166,7 @@ FRONTIER = Figure(
     name="swept_frontier",
     title="Throughput against speed of each answer",
     claim="Each point is one configuration. Filled ones are on the frontier: no other is at least as good in both and "
-    "better in one. A system that is off it pays for nothing.",
+    "better in one.",
     paper="",
     draw=_draw_frontier,
     height_in=lambda stored: 3.2,

@@ -103,7 +103,8 @@ def grid_of(frame: pd.DataFrame, choice: Choice) -> tuple[int, int]:
     """Rows and columns of panels."""
     rows, columns = (len(_by(frame, name)) for name in (choice.row_by, choice.col_by))
     if choice.row_by is None and columns > IN_A_ROW:
-        return -(-columns // IN_A_ROW), IN_A_ROW
+        wide = 2 if columns == 4 else IN_A_ROW
+        return -(-columns // wide), wide
     return rows, columns
 
 
