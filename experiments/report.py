@@ -22,6 +22,7 @@ from experiments.figures.drawing import Drawn, draw_all
 from experiments.figures.swept import figures_of
 from experiments.figures.tables import (
     MEMORY,
+    PERCENTILES,
     exclusions,
     lost_cells,
     results,
@@ -98,6 +99,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "block_size_figure": next((p for p in pictures if p["name"] == BLOCK_SIZE_FIGURE), None),
         "memory": results(stored, MEMORY),
         "speed": results(stored, speed_columns(stored)),
+        "percentiles": results(stored, PERCENTILES),
         "shared": shared(stored),
         "by_block_size": results_by_block_size(stored),
         "unequal_pools": unequal_pools(stored.summary),

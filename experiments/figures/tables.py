@@ -41,6 +41,11 @@ SPEED = (
     Column("mean_normalized_latency_s", "normalized latency (s/token)", "s"),
     Column("num_preemptions", "preemptions", "num"),
 )
+PERCENTILES = tuple(
+    Column(f"p{q}_{name}_s", f"{label} p{q} (s)", "s")
+    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
+    for q in (50, 90, 99)
+)
 PREFIX = (
     Column("prefix_query_tokens", "prefix tokens looked up", "num"),
     Column("prefix_hit_tokens", "found in the cache", "num"),
