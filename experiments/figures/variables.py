@@ -125,7 +125,7 @@ def draw_facets(frame: pd.DataFrame, choice: Choice, canvas: Canvas) -> pd.DataF
     for ax in panels[len(facets) :]:
         ax.remove()
     _from_zero(panels[: len(facets)], table[choice.var_y])
-    _label_y(canvas, panels[0], choice.var_y, alone=len(facets) == 1)
+    _label_y(canvas, panels[0], choice.var_y, num_rows, alone=len(facets) == 1)
     if choice.curve_by:
         legend_of(canvas, panels[: len(facets)], title=legend_title(choice.curve_by))
     return table
@@ -158,11 +158,12 @@ def _from_zero(panels: Sequence[Axes], values: pd.Series[Any]) -> None:
         panels[0].set_ylim(bottom=0)
 
 
-def _label_y(canvas: Canvas, first: Axes, column: str, *, alone: bool) -> None:
+def _label_y(canvas: Canvas, first: Axes, column: str, num_rows: int, *, alone: bool) -> None:
+    label = axis_label(column) if num_rows > 1 else in_lines(axis_label(column))
     if alone:
-        first.set_ylabel(in_lines(axis_label(column)))
+        first.set_ylabel(label)
     else:
-        canvas.supylabel(axis_label(column), fontsize=first.yaxis.label.get_fontsize())
+        canvas.supylabel(label, fontsize=first.yaxis.label.get_fontsize(), ma="center")
 
 
 def legend_title(curve_by: Sequence[str]) -> str:
