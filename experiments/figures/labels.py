@@ -12,6 +12,7 @@ RATE: Final = "rate_per_s"
 MEASURED = ("median_s", "p20_s", "p80_s")
 """Seconds of a device."""
 LABEL_CHARS = 26
+UNITS = {"_per_s": "1/s", "_s": "s", "_bytes": "bytes", "_frac": "fraction", "_tokens": "tokens"}
 KEYS = {
     RATE: "requests per second",
     "request_rate": "requests per second",
@@ -38,11 +39,20 @@ def axis_label(column: str) -> str:
         return KEYS[leaf]
     metric = definition_of(column)
     if metric is None:
-        return f"{column} (simulated)" if column.endswith("_s") and column not in MEASURED else leaf.replace("_", " ")
+        return _by_its_unit(leaf)
     unit = {"1": "fraction"}.get(metric.unit, metric.unit)
     if unit.startswith("s") and is_simulated(column):
         return f"{metric.label} ({unit}, simulated)"
     return f"{metric.label} ({unit})"
+
+
+def _by_its_unit(name: str) -> str:
+    """Of what no metric defines: its words, and the unit that its last part names."""
+    suffix = next((suffix for suffix in UNITS if name.endswith(suffix)), None)
+    if suffix is None:
+        return name.replace("_", " ")
+    simulated = ", simulated" if suffix == "_s" and name not in MEASURED else ""
+    return f"{name.removesuffix(suffix).replace('_', ' ')} ({UNITS[suffix]}{simulated})"
 
 
 def is_simulated(column: str) -> bool:

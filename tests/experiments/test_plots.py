@@ -14,6 +14,7 @@ from PIL import Image
 from experiments.figures.columns import configuration_of, filtered, mixed, resolved
 from experiments.figures.curves import Horizontal
 from experiments.figures.intervals import t95, with_intervals
+from experiments.figures.labels import axis_label
 from experiments.figures.latex import escaped, latex_table, plus_minus
 from experiments.figures.looks import looks_of, nth_look
 from experiments.figures.pareto import frontier, goals_of, on_frontier
@@ -270,6 +271,23 @@ def test_curves_look_different_in_colour_and_in_grey():
     assert list(made) == ["orca-max, unset", "paged, unset", "paged, 32"]
     assert made["paged, unset"].colour == made["paged, 32"].colour
     assert made["paged, unset"].marker == made["orca-max, unset"].marker != made["paged, 32"].marker
+
+
+@pytest.mark.parametrize(
+    "column,label",
+    [
+        ("kv.block_size", "block size (tokens)"),
+        ("kv_live_frac", "live (fraction)"),
+        ("p99_ttft_s", "p99 TTFT (s, simulated)"),
+        ("median_s", "median (s)"),
+        ("flop_per_s", "flop (1/s)"),
+        ("makespan_s", "makespan (s, simulated)"),
+        ("mean_host_gap_s", "host gap (s)"),
+        ("kv.victim", "victim"),
+    ],
+)
+def test_every_axis_has_words_and_its_unit(column, label):
+    assert axis_label(column) == label
 
 
 # frontiers ------------------------------------------------------------------------------------------------------------
