@@ -31,7 +31,6 @@ def summary_of(run: Run) -> dict[str, Any]:
     finished = run.rows.column("finish")[run.rows.has_status("finished", "truncated")]
     in_window = int(((window.start <= finished) & (finished < window.stop)).sum())
     span_s = (window.stop - window.start) / PS
-    strict = metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches)
     backlog = run.backlog
     # Where completions send requests, no queue grows for ever.
     late = None if run.loop == "closed" else backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
@@ -43,7 +42,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "num_blocks": run.allocator.capacity_blocks,
         "capacity_tokens": capacity,
         **counts,
-        **strict,
+        **metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches),
         "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME])
         if run.pages
         else None,
