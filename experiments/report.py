@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from experiments import report_of_sweep
+from experiments import report_of_sweep, store
 from experiments.figures import FIGURES, MEASURED_FIGURES, Stored
 from experiments.figures.answer import answer
 from experiments.figures.block_size import unequal_pools
@@ -23,6 +24,7 @@ from experiments.figures.swept import figures_of
 from experiments.figures.tables import (
     MEMORY,
     PERCENTILES,
+    Table,
     exclusions,
     lost_cells,
     results,
@@ -65,7 +67,8 @@ def build_report(folder: Path) -> Report:
     swept = stored.manifest.get("kind") == "sweep"
     wanted = [*(MEASURED_FIGURES if stored.is_measured else ()), *FIGURES.values()]
     figures = draw_all(stored, figures_of(stored) if swept else wanted, folder / "figures")
-    context = sweep_context(stored, figures) if swept else context_of(stored, figures)
+    text, table = report_of_sweep.write_tables(stored, caption_of(stored, base=False))
+    context = sweep_context(stored, figures, text, table) if swept else context_of(stored, figures)
     path = folder / "report.html"
     partial = path.with_name(".report.html.tmp")
     partial.write_text(page(context, SWEEP if swept else REPORT), encoding="utf-8", newline="\n")
@@ -112,15 +115,15 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "notes": _notes(stored),
         "metrics": _metrics(stored),
         "clock": "measured" if stored.is_measured else "simulated",
+        "latex": f"{store.TABLES}/{report_of_sweep.TEX}",
         "manifest": manifest_text(stored.manifest),
     }
 
 
-def sweep_context(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
+def sweep_context(stored: Stored, figures: list[Drawn], text: Table, table: pd.DataFrame) -> dict[str, Any]:
     """The same for a sweep."""
     pictures = [_picture(drawn, stored) for drawn in figures]
-    about = caption_of(stored, base=False)
-    return report_of_sweep.context_of(stored, pictures, checks_of(stored), about) | {
+    return report_of_sweep.context_of(stored, pictures, checks_of(stored), text, table) | {
         "metrics": _metrics(stored),
         "manifest": manifest_text(stored.manifest),
     }

@@ -1,4 +1,4 @@
-"""The report of a sweep: one offline page, and its table as LaTeX and CSV."""
+"""The report of a sweep: one offline page; and, of all results, the table of configurations as LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ COLUMNS = {
     "num_preemptions": "preemptions",
 }
 MOST_ROWS = 400
+TEX = "results.tex"
 NOT_OF_ONE = ("allocators", "block sizes (tokens)", "KV memory")
 """Rows of the set-up that are about one condition."""
 
@@ -71,13 +72,14 @@ def write_tables(stored: Stored, about: str) -> tuple[Table, pd.DataFrame]:
     folder.mkdir(exist_ok=True)
     write_numbers(table, folder / "results.csv")
     tex = latex_table(text.heads, text.rows, about) if text.rows else "% no cell finished\n"
-    (folder / "results.tex").write_text(tex, encoding="utf-8", newline="\n")
+    (folder / TEX).write_text(tex, encoding="utf-8", newline="\n")
     return text, table
 
 
-def context_of(stored: Stored, figures: list[dict[str, Any]], checks: dict[str, Any], about: str) -> dict[str, Any]:
+def context_of(
+    stored: Stored, figures: list[dict[str, Any]], checks: dict[str, Any], text: Table, table: pd.DataFrame
+) -> dict[str, Any]:
     """Everything that sweep.html.j2 shows."""
-    text, table = write_tables(stored, about)
     axes = stored.manifest.get("axes")
     notes = [str(note) for note in stored.manifest.get("notes") or []]
     return {
