@@ -39,7 +39,8 @@ class Browser:
         self._writes, self._reads = from_us, from_browser
         self._answers: queue.Queue = queue.Queue()
         self.events, self._count = [], 0
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         target = self.ask("Target.createTarget", {"url": "about:blank"}, session=None)["targetId"]
         attached = self.ask("Target.attachToTarget", {"targetId": target, "flatten": True}, session=None)
         self._session = attached["sessionId"]
@@ -136,3 +137,5 @@ class Browser:
             self._process.kill()
             self._process.wait()
             os.close(self._writes)
+            self._listener.join(PATIENCE_S)
+            os.close(self._reads)
