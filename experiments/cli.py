@@ -16,9 +16,11 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from experiments import exits
+from experiments.against.flags import AgainstFlags
 from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
+from experiments.plot_flags import PlotFlags
 from experiments.trace_cli import trace_app
 from experiments.whole import MaybeWhole, Whole
 
@@ -41,15 +43,25 @@ app.command(bench_app)
 
 
 @app.command
-def compare(*, flags: Flags = Flags(), out: OutputFlags = OutputFlags(), argv: Argv = ()) -> int:  # noqa: B008
+def compare(
+    *folders: Path,
+    flags: Flags = Flags(),  # noqa: B008
+    out: OutputFlags = OutputFlags(),  # noqa: B008
+    two: AgainstFlags = AgainstFlags(),  # noqa: B008
+    argv: Argv = (),
+) -> int:
     """Replay one trace against several allocators and block sizes, at equal capacity: the main job.
 
-    Without arguments: the paper's Figure 2 workload on its stand-in, and a sweep of the block size.
+    Without arguments: the paper's Figure 2 workload on its stand-in, and a sweep of the block size. With two results
+    folders: what changed from the first to the second, cell by cell.
     Defaults are in brackets; paper-* are the paper's workloads. Times are in seconds.
     """
+    from experiments.against.verb import against_verb
     from experiments.compare import run_verb
 
-    return run_verb("compare", flags, out, argv)
+    if not folders and two == AgainstFlags():
+        return run_verb("compare", flags, out, argv)
+    return against_verb(folders, two, flags, out)
 
 
 @app.command
@@ -94,32 +106,19 @@ def report(folder: Path, *, json: Json = False) -> int:
 
 
 @app.command
-def plot(
-    *folders: Path,
-    var_x: str = "block_size",
-    var_y: str = "kv_live_frac",
-    curve_by: str = "allocator",
-    output: Annotated[Path | None, Parameter(name=("-o", "--output"))] = None,
-    json: Json = False,
-) -> int:
+def plot(*folders: Path, flags: PlotFlags = PlotFlags(), json: Json = False, argv: Argv = ()) -> int:  # noqa: B008
     """Draw any column of summary.csv over any other, from stored results.
+
+    Bands are 95 % confidence intervals over repeats. The numbers are in a CSV beside each picture.
 
     Parameters
     ----------
     folders
         Results; of several, rate_per_s (requests a second of each one's trace) is a column too.
-    var_x
-        Column of the x axis.
-    var_y
-        Column of the y axis: its mean over seeds, with the standard deviation.
-    curve_by
-        Column of which each value is a curve; none: one curve.
-    output
-        Picture to write [figures/VAR_Y-by-VAR_X.png in the folder]; its suffix decides the format.
     """
-    from experiments.views import plot_verb
+    from experiments.plotting import plot_verb
 
-    return plot_verb(folders, var_x, var_y, curve_by, output, as_json=json)
+    return plot_verb(folders, flags, argv, as_json=json)
 
 
 @app.command(name="map")

@@ -14,7 +14,7 @@ from experiments import exits, store
 from experiments.announcement import announce, counted
 from experiments.backends import engine_config_of, is_real, need_torch, try_out
 from experiments.cells import Outcome, Task, run_task, task_of
-from experiments.comparison_table import table, verdict, window_notes
+from experiments.comparison_table import percentile_notes, table, verdict, window_notes
 from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
 from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.csv_text import to_csv
@@ -213,6 +213,7 @@ def conclude(
     for note in [*rejection_notes(plan, outcomes), *window_notes(rows)]:
         talk.warn(f"warning: {note}")
         plan.notes.append(note)
+    plan.notes.extend(percentile_notes(rows))
     report = None
     if kept is not None:
         kept.write_text(store.SUMMARY, to_csv(rows))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.series import series_of_row
+from sim.lookup import least_sample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,6 +146,15 @@ def _written(column: Column, runs: Sequence[Row], marked: bool) -> str:
         return "–"
     spread = "" if sd is None else f" ±{column.write(sd)}"
     return column.write(mean) + spread + (SATURATED if marked and column.is_latency else "")
+
+
+def percentile_notes(rows: Sequence[Row]) -> list[str]:
+    """That p99 is little more than the largest value, where a run finished fewer requests than it takes."""
+    few = [row["num_finished"] for row in rows if 0 < row["num_finished"] < least_sample("p99_e2e_s")]
+    if not few:
+        return []
+    needed = ", ".join(f"p{q} {least_sample(f'p{q}_e2e_s')}" for q in (99, 95, 90))
+    return [f"percentiles: a run finished only {min(few)} requests; to be more than the largest value takes {needed}"]
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from experiments import report_of_sweep, store
 from experiments.figures import FIGURES, MEASURED_FIGURES, Stored
 from experiments.figures.answer import answer
 from experiments.figures.block_size import unequal_pools
 from experiments.figures.caption import caption_of, command_of
 from experiments.figures.drawing import Drawn, draw_all
+from experiments.figures.swept import figures_of
 from experiments.figures.tables import (
     MEMORY,
+    PERCENTILES,
+    Table,
     exclusions,
     lost_cells,
     results,
@@ -33,6 +38,7 @@ from sim.metrics import ENGINE_METRICS, METRICS, Metric
 
 TEMPLATES = Path(__file__).parent / "templates"
 BLOCK_SIZE_FIGURE = "by_block_size"
+REPORT, SWEEP = "report.html.j2", "sweep.html.j2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +64,19 @@ def write_report(folder: Path) -> Path:
 def build_report(folder: Path) -> Report:
     """The same, with the errors."""
     stored = Stored(folder)
+    swept = stored.manifest.get("kind") == "sweep"
     wanted = [*(MEASURED_FIGURES if stored.is_measured else ()), *FIGURES.values()]
-    figures = draw_all(stored, wanted, folder / "figures")
-    context = context_of(stored, figures)
+    figures = draw_all(stored, figures_of(stored) if swept else wanted, folder / "figures")
+    text, table = report_of_sweep.write_tables(stored, caption_of(stored, base=False))
+    context = sweep_context(stored, figures, text, table) if swept else context_of(stored, figures)
     path = folder / "report.html"
     partial = path.with_name(".report.html.tmp")
-    partial.write_text(page(context), encoding="utf-8", newline="\n")
+    partial.write_text(page(context, SWEEP if swept else REPORT), encoding="utf-8", newline="\n")
     partial.replace(path)
     return Report(path, figures, stored.problems)
 
 
-def page(context: dict[str, Any]) -> str:
+def page(context: dict[str, Any], template: str = REPORT) -> str:
     """The template, filled in and escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -78,7 +86,7 @@ def page(context: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("report.html.j2").render(context)
+    return environment.get_template(template).render(context)
 
 
 def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
@@ -94,6 +102,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "block_size_figure": next((p for p in pictures if p["name"] == BLOCK_SIZE_FIGURE), None),
         "memory": results(stored, MEMORY),
         "speed": results(stored, speed_columns(stored)),
+        "percentiles": results(stored, PERCENTILES),
         "shared": shared(stored),
         "by_block_size": results_by_block_size(stored),
         "unequal_pools": unequal_pools(stored.summary),
@@ -106,7 +115,17 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "notes": _notes(stored),
         "metrics": _metrics(stored),
         "clock": "measured" if stored.is_measured else "simulated",
-        "manifest": json.dumps(_without_derived(stored.manifest), indent=2, ensure_ascii=False),
+        "latex": f"{store.TABLES}/{report_of_sweep.TEX}",
+        "manifest": manifest_text(stored.manifest),
+    }
+
+
+def sweep_context(stored: Stored, figures: list[Drawn], text: Table, table: pd.DataFrame) -> dict[str, Any]:
+    """The same for a sweep."""
+    pictures = [_picture(drawn, stored) for drawn in figures]
+    return report_of_sweep.context_of(stored, pictures, checks_of(stored), text, table) | {
+        "metrics": _metrics(stored),
+        "manifest": manifest_text(stored.manifest),
     }
 
 
@@ -125,9 +144,10 @@ def checks_of(stored: Stored) -> dict[str, Any]:
     return {"passed": len(outcomes) - len(failed), "failed": failed, "names": names, "num_cells": len(cells)}
 
 
-def _without_derived(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A page cannot hold its own hash."""
-    return {key: value for key, value in manifest.items() if key != "derived_files"}
+def manifest_text(manifest: dict[str, Any]) -> str:
+    """For the end of the page, which cannot hold its own hash."""
+    kept = {key: value for key, value in manifest.items() if key != "derived_files"}
+    return json.dumps(kept, indent=2, ensure_ascii=False)
 
 
 def _notes(stored: Stored) -> list[str]:

@@ -18,9 +18,10 @@ from experiments.exits import UsageError
 
 MANIFEST, CELLS, SUMMARY, REPORT, FIGURES = "manifest.json", "cells", "summary.csv", "report.html", "figures"
 RESOLVED, INPUT, LENGTHS = "config.resolved.toml", "config.input.toml", "trace_lengths.csv"
+TABLES = "tables"
 STEPS, PROFILE, CACHING = "steps.csv", "profile.csv", "caching.csv"
-OURS = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, RESOLVED, INPUT, LENGTHS, STEPS, PROFILE, CACHING)
-DERIVED = (REPORT, FIGURES)
+OURS = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, TABLES, RESOLVED, INPUT, LENGTHS, STEPS, PROFILE, CACHING)
+DERIVED = (REPORT, FIGURES, TABLES)
 """Made from the rest, and made again by `pagelab report`: not part of the data's integrity."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 

@@ -21,8 +21,8 @@ from experiments.series import TWIN, allocator_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAGE_IN, PLOT_IN = 6.9, 4.6
-"""Widths of the page and of a single plot to look at."""
+PAGE_IN, PLOT_IN, COLUMN_IN = 6.9, 4.6, 3.33
+"""Widths of the page, of a single plot to look at, and of a paper's column."""
 DPI = 150
 
 
@@ -101,8 +101,24 @@ def in_order(allocators: Iterable[str]) -> list[str]:
     return sorted(set(allocators), key=lambda name: (ranks.get(allocator_of(name), len(first)), name))
 
 
+PAPER = {
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "font.family": ["STIXGeneral"],
+    "hatch.linewidth": 0.4,
+    "legend.fontsize": 7.5,
+    "legend.title_fontsize": 7.5,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4,
+    "savefig.pad_inches": 0.01,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+}
+"""What a figure of a paper has otherwise: the serif face that goes with Times, and lines for its widths."""
+
+
 @contextmanager
-def style() -> Iterator[None]:
+def style(*, paper: bool = False) -> Iterator[None]:
     """Fonts, grid and line widths of all figures; names from files are never read as mathematics."""
     import seaborn as sns
 
@@ -124,6 +140,7 @@ def style() -> Iterator[None]:
         "hatch.linewidth": 0.5,
         "legend.fontsize": 7,
         "legend.frameon": False,
+        "legend.title_fontsize": 7,
         "lines.linewidth": 1.4,
         "pdf.fonttype": 42,
         "ps.fonttype": 42,
@@ -133,7 +150,7 @@ def style() -> Iterator[None]:
         "xtick.labelsize": 7.5,
         "ytick.labelsize": 7.5,
     }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings | (PAPER if paper else {})):
         yield
 
 
@@ -144,10 +161,13 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes PNG, PDF or SVG by suffix; the same figure gives the same bytes."""
+def save(figure: Figure, path: Path, about: str = "") -> None:
+    """Writes PNG, PDF or SVG by suffix; the same figure gives the same bytes. `about` goes into the file's own
+    description, where it survives being pasted into a paper."""
     undated = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    figure.savefig(path, dpi=DPI, metadata=undated.get(path.suffix))
+    where = {".png": "Description", ".pdf": "Subject", ".svg": "Description"}.get(path.suffix)
+    told = {where: about} if where and about else {}
+    figure.savefig(path, dpi=DPI, metadata={**undated.get(path.suffix, {}), **told} or None)
 
 
 def percent_axis(axis: Any, label: str, *, whole: bool = True) -> None:

@@ -1,10 +1,9 @@
-"""The verbs that look at stored results: report, plot and map."""
+"""The verbs that look at stored results: report and map."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def report_verb(folder: Path, *, as_json: bool) -> int:
     """Makes the report again and enters its files into the manifest; exit code 3 if a figure failed."""
     results_folder(folder)
     path, errors = _built(folder)
-    _enter_derived(folder)
+    enter_derived(folder)
     for failed in errors:
         print(f"pagelab: figure {failed}; everything else is there", file=sys.stderr)
     if as_json:
@@ -50,7 +49,7 @@ def _built(folder: Path) -> tuple[Path, list[str]]:
     return report.path, report.errors
 
 
-def _enter_derived(folder: Path) -> None:
+def enter_derived(folder: Path) -> None:
     """The manifest knows what was made from the results."""
     manifest = read_manifest(folder)
     if manifest:
@@ -73,37 +72,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UsageError(f"{path}: not a manifest: its top level is not an object")
     return manifest
-
-
-def plot_verb(
-    folders: Sequence[Path], var_x: str, var_y: str, curve_by: str, output: Path | None, *, as_json: bool
-) -> int:
-    """One picture and the numbers behind it; that of several folders belongs to none of them."""
-    from experiments.figures.drawing import draw_variables
-    from experiments.figures.together import Together
-
-    if not folders:
-        raise UsageError("plot: name a folder of results, or several")
-    for one in folders:
-        results_folder(one)
-    folder = folders[0]
-    if len(folders) > 1 and output is None:
-        raise UsageError(f"plot: {len(folders)} folders: say where the picture goes with -o FILE")
-    path = output or folder / store.FIGURES / f"{store.checked_name(var_y)}-by-{store.checked_name(var_x)}.png"
-    curves = None if curve_by in ("", "none") else curve_by
-    try:
-        plotted = draw_variables(Together(folders), var_x, var_y, curves, path)
-    except ValueError as error:
-        raise UsageError(f"{', '.join(str(one / store.SUMMARY) for one in folders)}: {error}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error}") from error
-    if output is None:
-        _enter_derived(folder)
-    if as_json:
-        say_json({"figure": str(path), "points": plotted.to_dict("records")})
-    else:
-        say(f"figure: {path}")
-    return exits.OK
 
 
 def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> int:

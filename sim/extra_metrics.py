@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.metrics import PS, Metric, quantile, ratio
+from sim.metrics import HIGHER, LOWER, PS, Metric, quantile, ratio
 
 if TYPE_CHECKING:
     from sim.residency import Residency
 
 SHARING_METRICS: tuple[Metric, ...] = (
     Metric("mean_logical_blocks", "logical blocks", "entries of running sequences' block tables, over time", "blocks"),
-    Metric("mean_physical_blocks", "physical blocks", "blocks with an owner, each once, over time", "blocks"),
-    Metric("sharing_saving_frac", "saved by sharing", "1 - sum of physical / sum of logical blocks, over time", "1"),
+    Metric("mean_physical_blocks", "physical blocks", "blocks with an owner, each once, over time", "blocks", LOWER),
+    Metric(
+        "sharing_saving_frac", "saved by sharing", "1 - sum of physical / sum of logical blocks, over time", "1", HIGHER
+    ),
     Metric(
         "iter_sharing_saving_frac",
         "saved by sharing, by iteration",
         "1 - 1 / mean over steps of logical / physical blocks: the mean of ratios that the SOSP'23 artifact takes",
         "1",
+        HIGHER,
     ),
     Metric(
         "mean_cached_free_blocks", "cached free blocks", "free blocks that hold a cached prefix, over time", "blocks"
@@ -28,19 +31,24 @@ SHARING_METRICS: tuple[Metric, ...] = (
         "copied blocks",
         "blocks copied on the device (copy-on-write, moves), over the run",
         "blocks",
+        LOWER,
     ),
-    Metric("num_swapped_out_blocks", "swapped out", "blocks copied to host memory, over the run", "blocks"),
-    Metric("num_swapped_in_blocks", "swapped in", "blocks copied back, over the run", "blocks"),
-    Metric("swapped_out_bytes", "swapped out", "num_swapped_out_blocks x bytes of a block on one rank", "bytes"),
-    Metric("swapped_in_bytes", "swapped in", "num_swapped_in_blocks x bytes of a block on one rank", "bytes"),
-    Metric("num_swaps_refused", "swaps refused", "victims recomputed because host memory was full", "preemptions"),
+    Metric("num_swapped_out_blocks", "swapped out", "blocks copied to host memory, over the run", "blocks", LOWER),
+    Metric("num_swapped_in_blocks", "swapped in", "blocks copied back, over the run", "blocks", LOWER),
+    Metric("swapped_out_bytes", "swapped out", "num_swapped_out_blocks x bytes of a block on one rank", "bytes", LOWER),
+    Metric("swapped_in_bytes", "swapped in", "num_swapped_in_blocks x bytes of a block on one rank", "bytes", LOWER),
+    Metric(
+        "num_swaps_refused", "swaps refused", "victims recomputed because host memory was full", "preemptions", LOWER
+    ),
 )
 """Columns that only runs with `record_sharing` have; tokens recomputed and the prefix cache's hits every run has."""
 
 RESIDENCY_METRICS: tuple[Metric, ...] = (
     Metric("num_stored_blocks", "blocks cached", "blocks that became findable over the run", "blocks"),
-    Metric("num_evicted_blocks", "blocks evicted", "cached blocks given up for another request", "blocks"),
-    Metric("num_hit_blocks", "blocks found", "cached blocks that admissions took, held by others or not", "blocks"),
+    Metric("num_evicted_blocks", "blocks evicted", "cached blocks given up for another request", "blocks", LOWER),
+    Metric(
+        "num_hit_blocks", "blocks found", "cached blocks that admissions took, held by others or not", "blocks", HIGHER
+    ),
     Metric("mean_block_lifetime_s", "life of a cached block", "evicted blocks: eviction - caching", "s"),
     Metric(
         "mean_idle_before_eviction_s", "idle before eviction", "evicted blocks: eviction - last release by anybody", "s"

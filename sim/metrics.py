@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,10 +21,11 @@ from sim import integrals as at
 from sim.int_log import PACK, IntLog, Packed, exact_sum
 from sim.rows import RequestRow
 
-if TYPE_CHECKING:
-    pass
-
 PS = 10**12
+
+Better = Literal["higher", "lower", ""]
+HIGHER: Better = "higher"
+LOWER: Better = "lower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +36,35 @@ class Metric:
     label: str
     formula: str
     unit: str
+    better: Better = ""
+    """Which way is an improvement, all else equal; empty where neither is."""
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("kv_live_frac", "live", "filled slots of referenced blocks / capacity", "1"),
+    Metric("kv_live_frac", "live", "filled slots of referenced blocks / capacity", "1", HIGHER),
     Metric(
-        "kv_reserved_frac", "reserved", "slots that are held, empty, and will be filled by their owner / capacity", "1"
+        "kv_reserved_frac",
+        "reserved",
+        "slots that are held, empty, and will be filled by their owner / capacity",
+        "1",
+        LOWER,
     ),
-    Metric("kv_internal_frac", "internal", "held slots that will never be filled / capacity", "1"),
+    Metric("kv_internal_frac", "internal", "held slots that will never be filled / capacity", "1", LOWER),
     Metric(
         "kv_internal_reserve_frac",
         "internal: beyond the true length",
         "reserved beyond the final length / capacity",
         "1",
+        LOWER,
     ),
-    Metric("kv_internal_roundup_frac", "internal: round-up", "tail of the unit and buddy round-up / capacity", "1"),
-    Metric("kv_external_frac", "external", "free slots while the queue's head is refused for memory / capacity", "1"),
-    Metric("kv_external_hole_frac", "external: holes", "enough free in total, no extent fits / capacity", "1"),
-    Metric("kv_external_short_frac", "external: too few", "not enough free in total / capacity", "1"),
+    Metric(
+        "kv_internal_roundup_frac", "internal: round-up", "tail of the unit and buddy round-up / capacity", "1", LOWER
+    ),
+    Metric(
+        "kv_external_frac", "external", "free slots while the queue's head is refused for memory / capacity", "1", LOWER
+    ),
+    Metric("kv_external_hole_frac", "external: holes", "enough free in total, no extent fits / capacity", "1", LOWER),
+    Metric("kv_external_short_frac", "external: too few", "not enough free in total / capacity", "1", LOWER),
     Metric("kv_free_frac", "free", "free slots while nothing is refused for memory / capacity", "1"),
     Metric(
         "kv_cached_free_frac",
@@ -61,34 +73,63 @@ METRICS: tuple[Metric, ...] = (
         "1",
     ),
     Metric("kv_blocks_used_frac", "blocks used", "referenced blocks / capacity_blocks", "1"),
-    Metric("kv_tail_frac", "tail slack", "empty slots of partly filled last blocks / capacity; paged pools only", "1"),
-    Metric("external_fragmentation_index", "external fragmentation index", "1 - largest free extent / total free", "1"),
-    Metric("mean_batch_size", "batched requests", "running requests", "requests"),
-    Metric("mean_num_waiting", "waiting requests", "requests in the queue", "requests"),
-    Metric("request_throughput_per_s", "request throughput", "requests finished in W / |W|", "1/s"),
-    Metric("output_tok_per_s", "output throughput", "tokens emitted in W, each once / |W|", "tokens/s"),
-    Metric("mean_ttft_s", "TTFT", "f - a", "s"),
-    Metric("mean_tpot_s", "TPOT", "(c - f) / (n - 1), n >= 2", "s"),
-    Metric("mean_normalized_latency_s", "normalized latency", "(c - a) / n", "s/token"),
-    Metric("mean_e2e_s", "end to end", "c - a", "s"),
-    Metric("mean_queue_s", "queueing", "s - a", "s"),
-    Metric("head_blocked_s", "head-of-line blocking", "time a refused head kept others waiting, in W", "s"),
-    Metric("recomputed_frac", "recomputed", "tokens computed again after preemption / tokens computed", "1"),
     Metric(
-        "prefix_hit_frac", "prefix hits", "prompt tokens found in the cache at first admission / tokens looked up", "1"
+        "kv_tail_frac",
+        "tail slack",
+        "empty slots of partly filled last blocks / capacity; paged pools only",
+        "1",
+        LOWER,
+    ),
+    Metric(
+        "external_fragmentation_index",
+        "external fragmentation index",
+        "1 - largest free extent / total free",
+        "1",
+        LOWER,
+    ),
+    Metric("mean_batch_size", "batched requests", "running requests", "requests", HIGHER),
+    Metric("mean_num_waiting", "waiting requests", "requests in the queue", "requests", LOWER),
+    Metric("request_throughput_per_s", "request throughput", "requests finished in W / |W|", "1/s", HIGHER),
+    Metric("output_tok_per_s", "output throughput", "tokens emitted in W, each once / |W|", "tokens/s", HIGHER),
+    Metric(
+        "peak_output_tok_per_s", "peak output throughput", "most tokens/s over a stretch of 1 s", "tokens/s", HIGHER
+    ),
+    Metric("mean_ttft_s", "TTFT", "f - a", "s", LOWER),
+    Metric("mean_tpot_s", "TPOT", "(c - f) / (n - 1), n >= 2", "s", LOWER),
+    Metric("mean_normalized_latency_s", "normalized latency", "(c - a) / n", "s/token", LOWER),
+    Metric("mean_e2e_s", "end to end", "c - a", "s", LOWER),
+    Metric("mean_queue_s", "queueing", "s - a", "s", LOWER),
+    Metric("head_blocked_s", "head-of-line blocking", "time a refused head kept others waiting, in W", "s", LOWER),
+    Metric("recomputed_frac", "recomputed", "tokens computed again after preemption / tokens computed", "1", LOWER),
+    Metric(
+        "prefix_hit_frac",
+        "prefix hits",
+        "prompt tokens found in the cache at first admission / tokens looked up",
+        "1",
+        HIGHER,
     ),
 )
 
 ENGINE_METRICS: tuple[Metric, ...] = (
     Metric("num_steps", "steps", "batches that the engine ran", "steps"),
     Metric("num_graph_steps", "graph steps", "steps replayed as a CUDA graph", "steps"),
-    Metric("device_s", "device time", "sum over steps: first command on the device to the step's end", "s"),
-    Metric("mean_host_gap_s", "host gap", "mean over steps: time the device waited for the host before the step", "s"),
-    Metric("mean_host_s", "host work", "mean over steps: from the batch's hand-over to its last launch", "s"),
+    Metric("device_s", "device time", "sum over steps: first command on the device to the step's end", "s", LOWER),
     Metric(
-        "replay_wall_s", "wall time", "wall clock of the replay, warm-up and idle time between arrivals left out", "s"
+        "mean_host_gap_s",
+        "host gap",
+        "mean over steps: time the device waited for the host before the step",
+        "s",
+        LOWER,
     ),
-    Metric("wall_output_tok_per_s", "output throughput by wall clock", "output tokens / wall time", "tokens/s"),
+    Metric("mean_host_s", "host work", "mean over steps: from the batch's hand-over to its last launch", "s", LOWER),
+    Metric(
+        "replay_wall_s",
+        "wall time",
+        "wall clock of the replay, warm-up and idle time between arrivals left out",
+        "s",
+        LOWER,
+    ),
+    Metric("wall_output_tok_per_s", "output throughput by wall clock", "output tokens / wall time", "tokens/s", HIGHER),
 )
 """Columns that only runs on the real engine have."""
 

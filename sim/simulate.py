@@ -130,6 +130,14 @@ class Run:
                 total = [a + b for a, b in zip(total, row, strict=True)]
         return total
 
+    @property
+    def emitted(self) -> list[tuple[int, int]]:
+        """(width, tokens emitted) of each stretch between edges in the window, in order."""
+        start, stop = self.window.start, self.window.stop
+        lows = [0, *self.recorder.integrals.edges]
+        rows = zip(lows, [*lows[1:], stop], self.recorder.integrals.segments(), strict=True)
+        return [(min(high, stop) - low, row[at.EMITTED]) for low, high, row in rows if start <= low < stop]
+
     @cached_property
     def backlog(self) -> metrics.Backlog:
         """The queue over time."""

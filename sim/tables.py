@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim import extra_metrics, metrics
 from sim import integrals as at
+from sim.emissions import peak_rate
 from sim.int_log import Packed
 from sim.metrics import PS
 from sim.rows import RequestRow
@@ -30,10 +31,9 @@ def summary_of(run: Run) -> dict[str, Any]:
     finished = run.rows.column("finish")[run.rows.has_status("finished", "truncated")]
     in_window = int(((window.start <= finished) & (finished < window.stop)).sum())
     span_s = (window.stop - window.start) / PS
-    strict = metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches)
     backlog = run.backlog
-    late = backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
-    saturated = None if run.loop == "closed" else late  # where completions send requests, no queue grows for ever
+    # Where completions send requests, no queue grows for ever.
+    late = None if run.loop == "closed" else backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
     counts = metrics.counts(run.rows)
     prefix = run.scheduler.prefix
     return {
@@ -42,7 +42,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "num_blocks": run.allocator.capacity_blocks,
         "capacity_tokens": capacity,
         **counts,
-        **strict,
+        **metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches),
         "kv_tail_frac": metrics.ratio(row[at.USED] - row[at.TOKENS] + row[at.EXTRA], capacity * row[at.TIME])
         if run.pages
         else None,
@@ -56,8 +56,9 @@ def summary_of(run: Run) -> dict[str, Any]:
         ),
         "request_throughput_per_s": in_window / span_s if span_s else None,
         "output_tok_per_s": row[at.EMITTED] / span_s if span_s else None,
+        "peak_output_tok_per_s": peak_rate(run.emitted),
         **metrics.latencies(run.rows),
-        "saturated": saturated,
+        "saturated": late,
         "head_blocked_s": metrics.overlap(run.recorder.blocked, window.start, window.stop) / PS,
         "recomputed_frac": metrics.ratio(counts["num_recomputed_tokens"], counts["num_computed_tokens"]),
         "num_copied_blocks": run.recorder.num_copied_blocks,

@@ -24,7 +24,6 @@ from experiments.figures.pressure import queue_and_preemptions
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.figures.states import slot_states
 from experiments.figures.stored import Stored
-from experiments.figures.variables import plot_variables
 from experiments.figures.waste import waste_breakdown
 
 FIGURES: dict[str, Figure] = {
@@ -62,7 +61,6 @@ __all__ = [
     "latency_ecdf",
     "memory_map",
     "memory_map_text",
-    "plot_variables",
     "queue_and_preemptions",
     "slot_states",
     "trace_lengths",

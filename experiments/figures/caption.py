@@ -20,6 +20,8 @@ LINE_CHARS = 172
 """Characters of the footer that fit the page width."""
 MAX_LINES = 3
 LINE_IN = 0.1
+MAX_SEEDS = 12
+"""More are counted, not listed."""
 
 
 def command_of(manifest: dict[str, Any]) -> str:
@@ -51,6 +53,8 @@ def seeds_of(stored: Stored) -> str:
     seeds = stored.manifest.get("seeds")
     if not isinstance(seeds, list):
         seeds = sorted(set(stored.summary["seed"].dropna().astype(int)))
+    if len(seeds) > MAX_SEEDS:
+        return f"{len(seeds)} different ones, {min(seeds)} to {max(seeds)}"
     return ", ".join(map(str, seeds)) or "none"
 
 
@@ -131,13 +135,18 @@ def driver_of(machine: dict[str, Any]) -> str:
     return f"{fields[0]}, limit {fields[-1].replace('.00', '')}" if len(fields) > 1 else fields[0]
 
 
-def above_footer(canvas: Canvas, caption: str) -> SubFigure:
+def above_footer(canvas: Canvas, caption: str, max_lines: int = MAX_LINES) -> SubFigure:
     """Writes the caption at the foot, so that a picture cut out of the report keeps it; returns the room above."""
     width_in, height_in = canvas.get_size_inches()
-    chars = round(LINE_CHARS * width_in / 6.9)
-    lines = textwrap.wrap(caption, chars, max_lines=MAX_LINES, placeholder=" …", break_on_hyphens=False)
+    lines = footer_lines(caption, width_in, max_lines)
     foot_in = 0.06 + LINE_IN * len(lines)
     above, foot = cast("Any", canvas.subfigures(2, 1, height_ratios=[height_in - foot_in, foot_in]))
     text = {"fontsize": 5.5, "color": "#595959", "linespacing": 1.25}
     foot.text(0.04 / width_in, 0.03 / foot_in, "\n".join(lines), ha="left", va="bottom", **text)
     return cast("SubFigure", above)
+
+
+def footer_lines(caption: str, width_in: float, max_lines: int = MAX_LINES) -> list[str]:
+    """The lines of a footer of that width, cut with a mark where they are too many."""
+    chars = round(LINE_CHARS * width_in / 6.9)
+    return textwrap.wrap(caption, chars, max_lines=max_lines, placeholder=" …", break_on_hyphens=False)

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.figures.caption import above_footer, caption_of
-from experiments.figures.panels import legend_of
 from experiments.figures.spec import Figure, NothingToDrawError
 from experiments.figures.stored import Stored
-from experiments.figures.variables import plot_variables
-from experiments.style import PLOT_IN, new_figure, save, style
+from experiments.style import new_figure, save, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -42,7 +40,7 @@ def draw(figure: Figure, stored: Stored, folder: Path, suffix: str = ".png") -> 
         with style():
             canvas = new_figure(figure.width_in, figure.height_in(stored))
             plotted = figure.draw(stored, above_footer(canvas, caption_of(stored, base=not figure.every_block_size)))
-            _name_clock(stored, canvas)
+            name_clock(stored, canvas)
             save(canvas, picture)
     except NothingToDrawError as reason:
         return Drawn(figure, missing=str(reason))
@@ -52,7 +50,7 @@ def draw(figure: Figure, stored: Stored, folder: Path, suffix: str = ".png") -> 
     return Drawn(figure, picture, numbers)
 
 
-def _name_clock(stored: Stored, canvas: Canvas) -> None:
+def name_clock(stored: Stored, canvas: Canvas) -> None:
     """Axes of time are labelled `simulated`; where a device measured it, they say so."""
     if stored.is_measured:
         for axes in canvas.get_axes():
@@ -63,23 +61,6 @@ def _name_clock(stored: Stored, canvas: Canvas) -> None:
 def write_numbers(plotted: pd.DataFrame, path: Path) -> None:
     """Full precision, the same bytes on every system."""
     plotted.to_csv(path, index=False, lineterminator="\n")
-
-
-def draw_variables(stored: Stored, var_x: str, var_y: str, curve_by: str | None, picture: Path) -> pd.DataFrame:
-    """`plot_variables` over the summary with the house's style and caption, and its CSV beside it; ValueError for a
-    column that cannot be plotted, before anything is written."""
-    with style():
-        canvas = new_figure(PLOT_IN, 0.62 * PLOT_IN)
-        above = above_footer(canvas, caption_of(stored, base=False))
-        ax = above.subplots()
-        plotted = plot_variables(stored.summary, var_x, var_y, curve_by, ax)
-        if curve_by:
-            legend_of(above, ax)
-        _name_clock(stored, canvas)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        save(canvas, picture)
-    write_numbers(plotted, picture.with_suffix(".csv"))
-    return plotted
 
 
 def draw_all(stored: Stored, figures: Iterable[Figure], folder: Path) -> list[Drawn]:

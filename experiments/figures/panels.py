@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -74,9 +74,21 @@ def shared_legend(canvas: Canvas, handles: list[object], columns: int) -> None:
     canvas.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
-def legend_of(canvas: Canvas, axes: Axes) -> None:
-    """The legend of one panel below everything, in as many columns as its names leave room for."""
-    handles, labels = axes.get_legend_handles_labels()
-    chars = LEGEND_CHARS * canvas.bbox.width / canvas.dpi / PAGE_IN  # type: ignore[attr-defined]
-    columns = int(chars) // (max(map(len, labels), default=1) + 8)
-    canvas.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), columns)))
+def legend_of(canvas: Canvas, axes: Axes | Sequence[Axes], title: str = "") -> None:
+    """The legend of one panel, or of all that several have, below everything, in as many columns as its names leave
+    room for."""
+    panels = axes if isinstance(axes, Sequence) else [axes]
+    shown: dict[str, object] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    width_in = canvas.bbox.width / canvas.dpi  # type: ignore[attr-defined]
+    columns = legend_columns(list(shown), width_in)
+    handles: list[Any] = list(shown.values())
+    canvas.legend(handles, list(shown), loc="outside lower center", ncols=columns, title=title or None)
+
+
+def legend_columns(names: Sequence[str], width_in: float) -> int:
+    """As many as names of that length leave room for."""
+    columns = int(LEGEND_CHARS * width_in / PAGE_IN) // (max(map(len, names), default=1) + 8)
+    return max(1, min(len(names), columns))

@@ -14,6 +14,10 @@ from experiments.series import series_of
 from experiments.style import in_order
 
 DEFAULT_BLOCK_SIZE = 16
+EXACT: dict[str, Any] = (
+    {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
+)
+"""From 3.1 on pandas reads every digit by default, and warns who asks for it."""
 
 
 class Stored:
@@ -34,7 +38,7 @@ class Stored:
     def summary(self) -> pd.DataFrame:
         """summary.csv: one row a finished cell. `allocator` names the series: runs with the contiguous kernel are
         another."""
-        frame = self._frame(self.folder / "summary.csv", pd.read_csv)
+        frame = self._frame(self.folder / "summary.csv", read_summary)
         if frame is None:
             frame = pd.DataFrame({"cell": [], "seed": [], "allocator": [], "block_size": []})
         if "seed" not in frame:
@@ -43,6 +47,12 @@ class Stored:
             pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
             frame["allocator"] = [series_of(allocator, kernel) for allocator, kernel in pairs]
         return frame
+
+    @property
+    def axes(self) -> list[str]:
+        """Dotted keys that a sweep went through, in its order; none of other results."""
+        axes = self.manifest.get("axes")
+        return [str(key) for key in axes] if isinstance(axes, dict) else []
 
     @property
     def is_measured(self) -> bool:
@@ -171,6 +181,12 @@ class Stored:
             self._seen.add(path)
             why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({type(error).__name__})"
             self.problems.append(f"{path.relative_to(self.folder)} {why}")
+
+
+def read_summary(path: Path) -> pd.DataFrame:
+    """A summary.csv, every digit of it; only an empty field is a missing value, whatever a word may look like."""
+    frame: pd.DataFrame = pd.read_csv(path, keep_default_na=False, na_values=[""], **EXACT)
+    return frame
 
 
 def check_of(item: dict[str, Any]) -> tuple[str, bool]:

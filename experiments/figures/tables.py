@@ -41,6 +41,11 @@ SPEED = (
     Column("mean_normalized_latency_s", "normalized latency (s/token)", "s"),
     Column("num_preemptions", "preemptions", "num"),
 )
+PERCENTILES = tuple(
+    Column(f"p{q}_{name}_s", f"{label} p{q} (s)", "s")
+    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
+    for q in (50, 90, 99)
+)
 PREFIX = (
     Column("prefix_query_tokens", "prefix tokens looked up", "num"),
     Column("prefix_hit_tokens", "found in the cache", "num"),
@@ -141,14 +146,15 @@ def _saturated_keys(frame: pd.DataFrame, keys: list[str]) -> set[tuple[str, ...]
     return {tuple(map(str, values)) for values in marked[keys].itertuples(index=False)}
 
 
-def exclusions(stored: Stored) -> Table:
-    """Requests by what became of them, summed over seeds."""
-    counts = [name for name in COUNTS if name in stored.base]
-    if stored.base.empty or not counts:
+def exclusions(stored: Stored, *, every_cell: bool = False) -> Table:
+    """Requests by what became of them, summed over seeds; `every_cell`: over all cells, not over one condition."""
+    frame = stored.summary if every_cell else stored.base
+    counts = [name for name in COUNTS if name in frame]
+    if frame.empty or not counts:
         return Table([], [])
     rows = []
-    for name in stored.allocators:
-        sums = stored.base.loc[stored.base["allocator"] == name, counts].sum()
+    for name in in_order(frame["allocator"].astype(str)):
+        sums = frame.loc[frame["allocator"] == name, counts].sum()
         rows.append([name, *(number(sums[count], "count") for count in counts)])
     heads = [name.removeprefix("num_").replace("requests", "in the trace") for name in counts]
     return Table(["allocator", *heads], rows)
@@ -225,10 +231,17 @@ def lost_cells(stored: Stored) -> list[str]:
     """Cells that did not give a row, with their reason."""
     cells = stored.manifest.get("cells")
     cells = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
-    lost = [f"{c.get('cell', 'a cell')}: {c.get('error') or 'failed'}" for c in cells if c.get("status") == "failed"]
+    lost = [f"{_cell(c)}: {c.get('error') or 'failed'}" for c in cells if c.get("status") == "failed"]
     named = {str(cell.get("cell")) for cell in cells}
     errors = sorted(stored.folder.glob("cells/*/error.txt"))
     return lost + [f"{path.parent.name}: {_first_line(path)}" for path in errors if path.parent.name not in named]
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    """Its name, and its point in a sweep."""
+    point = cell.get("point")
+    where = ", ".join(f"{key}={value}" for key, value in point.items()) if isinstance(point, dict) else ""
+    return f"{cell.get('cell', 'a cell')}{f' ({where})' if where else ''}"
 
 
 def _first_line(path: Any) -> str:

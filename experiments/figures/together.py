@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 
+from experiments.figures.labels import RATE
 from experiments.figures.stored import Stored
-
-RATE: Final = "rate_per_s"
-"""Requests a second of a folder's trace, as its manifest has it: the column that is added to the rows."""
 
 
 class Together(Stored):
@@ -40,6 +38,12 @@ class Together(Stored):
         trace = {"name": ", ".join(names), "sha256": next(iter(hashes)) if len(hashes) == 1 else f"of {len(hashes)}"}
         engine = {"engine": first["engine"]} if self.is_measured_in_all else {}
         return {"step_model": "several", **same, **engine, "trace": trace, "argv": words}
+
+    @property
+    def axes(self) -> list[str]:
+        """Those of any folder, and what tells folders apart."""
+        several = [RATE] if len(self.parts) > 1 else []
+        return list(dict.fromkeys([axis for part in self.parts for axis in part.axes] + several))
 
     @property
     def is_measured_in_all(self) -> bool:

@@ -200,7 +200,7 @@ def test_a_check_that_does_not_hold_gives_exit_4(small, strict_object, monkeypat
 def test_duplicate_cells_are_run_once(small, strict_object):
     answer = strict_object(small("compare", "--allocator", "paged,paged", "--block-size", "16,16,16", "--json").out)
     assert len(answer["runs"]) == 1
-    assert answer["notes"] == ["5 duplicate cells are merged"]
+    assert [note for note in answer["notes"] if not note.startswith("percentiles")] == ["5 duplicate cells are merged"]
 
 
 def test_the_order_of_the_cells_changes_no_number(small, strict_object):
@@ -221,7 +221,7 @@ def test_an_allocator_that_rejects_everything_is_explained(pagelab, trace_file, 
     said += "1,024 tokens; lower --max-model-len or enlarge the pool"
     assert f"warning: {said}" in done.err
     manifest = json.loads((tmp_path / "small/manifest.json").read_text())
-    assert manifest["notes"] == [said]
+    assert [note for note in manifest["notes"] if not note.startswith("percentiles")] == [said]
     grows = pagelab(*words[:4], "2000", *words[5:-1], "--allocator", "orca-oracle", "--json")
     (note,) = strict_object(grows.out)["notes"]
     assert "the 2,048 tokens that its smallest request may grow to (prompt + max_tokens, rounded up) exceed" in note

@@ -5,7 +5,6 @@ from matplotlib.colors import to_hex
 
 from experiments.figures import (
     FIGURES,
-    Stored,
     batched_requests,
     by_block_size,
     external_fragmentation,
@@ -13,13 +12,11 @@ from experiments.figures import (
     latency_ecdf,
     memory_map,
     memory_map_text,
-    plot_variables,
     slot_states,
     trace_lengths,
     waste_breakdown,
 )
 from experiments.figures.block_size import unequal_pools
-from experiments.figures.drawing import draw_variables
 from experiments.figures.memory import gaps
 from experiments.style import ALLOCATOR_LOOKS, PAPER_STATES, STRICT_STATES, in_order, look_of, new_figure, save, style
 
@@ -301,37 +298,6 @@ def test_a_map_of_nothing_is_refused(frame, width):
         memory_map_text(frame, 0.0, 8, width)
 
 
-# any variables --------------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_column_is_refused_with_a_suggestion(summary, ax):
-    with pytest.raises(ValueError, match="unknown column 'block_sise'; did you mean block_size"):
-        plot_variables(summary, "block_sise", "kv_live_frac", "allocator", ax)
-
-
-def test_a_null_curve_key_keeps_its_curve(ax):
-    frame = pd.DataFrame({"x": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0], "limit": [None, None, 32, 32]})
-    plotted = plot_variables(frame, "x", "y", "limit", ax)
-    assert sorted(ax.get_legend_handles_labels()[1]) == ["32", "unset"]
-    assert len(plotted) == 4
-
-
-def test_a_null_x_becomes_a_category(ax):
-    frame = pd.DataFrame({"x": [None, 32.0], "y": [1.0, 2.0]})
-    plot_variables(frame, "x", "y", None, ax)
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["unset", "32"]
-
-
-def test_error_bars_are_the_sd_over_repeats_and_latencies_say_simulated(ax):
-    frame = pd.DataFrame({"allocator": ["paged"] * 2, "rate": [1.0, 1.0], "mean_ttft_s": [1.0, 3.0]})
-    plotted = plot_variables(frame, "rate", "mean_ttft_s", "allocator", ax)
-    assert plotted.to_dict("records") == [
-        {"rate": 1.0, "allocator": "paged", "num_runs": 2, "mean_ttft_s": 2.0, "mean_ttft_s_sd": pytest.approx(2**0.5)}
-    ]
-    assert ax.get_ylabel() == "TTFT (s, simulated)"
-    assert ax.lines[0].get_color() == look_of("paged").colour
-
-
 # lengths --------------------------------------------------------------------------------------------------------------
 
 
@@ -360,13 +326,3 @@ def test_a_figure_gives_the_same_bytes_twice(summary, tmp_path, suffix):
 def test_the_standard_figures_say_what_to_see_and_where_the_paper_has_them():
     assert list(FIGURES) == [figure.name for figure in FIGURES.values()]
     assert all(figure.claim.endswith(".") and figure.paper.endswith(".") for figure in FIGURES.values())
-
-
-def test_a_plot_of_any_two_columns_has_the_caption_and_its_numbers(summary, tmp_path):
-    summary.to_csv(tmp_path / "summary.csv", index=False)
-    picture = tmp_path / "figures" / "plot.png"
-    plotted = draw_variables(Stored(tmp_path), "block_size", "kv_live_frac", "allocator", picture)
-    assert pd.read_csv(picture.with_suffix(".csv")).equals(plotted.reset_index(drop=True))
-    with pytest.raises(ValueError, match="did you mean kv_live_frac"):
-        draw_variables(Stored(tmp_path), "block_size", "kv_live_fraq", None, tmp_path / "no.png")
-    assert not (tmp_path / "no.png").exists()

@@ -16,6 +16,7 @@ from experiments.report import build_report, write_report
 from sim.cost import PAPER_13B
 from sim.cost_executor import CostExecutor
 from sim.simulate import RunSpec, simulate
+from tests.experiments.pages import PageReader
 from workloads import named_trace
 
 EVIL = "<script>alert(1)</script>"
@@ -113,9 +114,12 @@ def test_the_written_numbers_are_the_means_of_the_summary(finished):
 
 
 def test_the_page_stands_alone(finished):
+    assert PageReader(finished[1].path).faults == []
     page = Page(finished[1].path)
     assert page.tags.count("img") == len(FIGURES)
-    outside = [link for link in page.links if not link.startswith(("data:image/png;base64,", "#", "figures/"))]
+    outside = [
+        link for link in page.links if not link.startswith(("data:image/png;base64,", "#", "figures/", "tables/"))
+    ]
     assert outside == []
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     text = finished[1].path.read_text("utf-8")
