@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from experiments import exits
 from experiments.bench.cli import bench_app
+from experiments.export_cli import export, schema
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.trace_cli import trace_app
@@ -38,6 +39,8 @@ app = App(
 )
 app.command(trace_app)
 app.command(bench_app)
+app.command(export)
+app.command(schema)
 
 
 @app.command
