@@ -46,8 +46,9 @@ def grouped_bars(
         rows = table[table[by] == name].set_index(group).loc[groups]
         at = [place + (index - (len(names) - 1) / 2) * width for place in range(len(groups))]
         look = look_of(shown)
-        drawn = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white", "error_kw": {"linewidth": 0.8}}
-        ax.bar(at, rows[y], width, yerr=rows[f"{y}_sd"].fillna(0), capsize=2, label=str(name), **drawn)
+        drawn: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white"}
+        drawn |= {"error_kw": {"linewidth": 0.8}, "capsize": 2}
+        ax.bar(at, rows[y], width, yerr=rows[f"{y}_sd"].fillna(0), label=str(name), **drawn)
     ax.set_xticks(range(len(groups)), [str(value) for value in groups])
     ax.set_ylabel(label)
     return table.reset_index(drop=True)

@@ -103,7 +103,8 @@ def tables(lab: Lab) -> Sequence[Table]:
     rows = []
     for allocator in ORDER:
         for rate in rates(lab):
-            shown = [mean_of(lab, lambda s, a=allocator, r=rate: _case(a, r, s), name) for name in names]  # type: ignore[misc]
+            cases = [_case(allocator, rate, seed) for seed in seeds(lab)]
+            shown = [mean_of(lab, cases, name) for name in names]
             rows.append((allocator, rate, *shown[:2], 100 * shown[2], *shown[3:5], "yes" if shown[5] > 0.5 else ""))
     heads = (
         "allocator",

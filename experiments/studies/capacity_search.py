@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from experiments.paper.claims import Claim, Result, over_seeds
-from experiments.paper.experiment import Experiment, Picture, Table
+from experiments.paper.experiment import Cell, Experiment, Picture, Table
 from experiments.paper.judgement_pictures import bars_said, caption_of
 from experiments.paper.trials import in_processes, seeds
 from experiments.studies.case import OPT_13B, POOL_SAID, case
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME: Final = "capacity-search"
 ORDER: Final = ("orca-max", "orca-pow2", "orca-oracle", "virtual", "paged")
 QUICK_ORDER: Final = ("orca-max", "orca-oracle", "paged")
-NUM_REQUESTS: Final = 400
+NUM_REQUESTS, NUM_QUICK_REQUESTS = 400, 200
 OBJECTIVE: Final = {"p99_ttft_s": 10.0, "p99_tpot_s": 0.2}
 LOW, HIGH = 0.05, 8.0
 """Requests a second: one that everybody serves, and one that nobody does."""
@@ -75,9 +75,18 @@ def bisect(run: Callable[[float], Measured], low: float = LOW, high: float = HIG
     return Found(low, high, met, missed, count)
 
 
-def run_search(search: Search, lengths: Lengths) -> Found:
-    """Simulates it."""
-    return bisect(lambda rate: case(OPT_13B, NUM_REQUESTS, rate, search.seed, allocator=search.allocator).run(lengths))
+def run_search(search: Search, count: int, lengths: Lengths) -> Found:
+    """Simulates it, `count` requests a run."""
+
+    def run(rate_per_s: float) -> Measured:
+        return case(OPT_13B, count, rate_per_s, search.seed, allocator=search.allocator).run(lengths)
+
+    return bisect(run)
+
+
+def num_requests(lab: Lab) -> int:
+    """Of a run."""
+    return NUM_QUICK_REQUESTS if lab.quick else NUM_REQUESTS
 
 
 def allocators(lab: Lab) -> tuple[str, ...]:
@@ -90,7 +99,7 @@ def found(lab: Lab) -> dict[Search, Found]:
 
     def make() -> dict[Search, Found]:
         searches = [Search(name, seed) for name in allocators(lab) for seed in seeds(lab)]
-        done = in_processes(partial(run_search, lengths=dict(lab.lengths)), searches, lab.jobs)
+        done = in_processes(partial(run_search, count=num_requests(lab), lengths=dict(lab.lengths)), searches, lab.jobs)
         return dict(zip(searches, done, strict=True))
 
     return lab.once(NAME, make)
@@ -136,7 +145,7 @@ def judge(lab: Lab) -> list[Result]:
 
 def tables(lab: Lab) -> Sequence[Table]:
     """Means over seeds."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for name in allocators(lab):
         ones = [found(lab)[Search(name, seed)] for seed in seeds(lab)]
         columns = (
@@ -148,7 +157,12 @@ def tables(lab: Lab) -> Sequence[Table]:
     heads = ("allocator", "req/s", "p99 TTFT s", "p99 TPOT s", "running", "live share", "runs")
     within = " and ".join(f"{name} <= {bound:g}" for name, bound in OBJECTIVE.items())
     return [
-        Table(f"{NAME}/rates", f"Highest rate with {within}: {POOL_SAID}, {NUM_REQUESTS} requests", heads, tuple(rows))
+        Table(
+            f"{NAME}/rates",
+            f"Highest rate with {within}: {POOL_SAID}, {num_requests(lab)} requests",
+            heads,
+            tuple(rows),
+        )
     ]
 
 
@@ -166,13 +180,11 @@ def pictures(lab: Lab) -> list[Picture]:
 
         ax = canvas.subplots()
         table = averaged(frame, ["allocator"], ["rate_per_s"])
-        for place, row in enumerate(table.itertuples()):
-            look = look_of(str(row.allocator))
-            spread = 0.0 if row.rate_per_s_sd != row.rate_per_s_sd else row.rate_per_s_sd
-            ax.barh(
-                place, row.rate_per_s, xerr=spread, color=look.colour, hatch=look.hatch, edgecolor="white", capsize=2
-            )
-            ax.annotate(f"{row.rate_per_s:.2f}", (row.rate_per_s + spread, place), (5, -3), textcoords="offset points")
+        for place, row in enumerate(table.to_dict("records")):
+            look, rate, sd = look_of(str(row["allocator"])), float(row["rate_per_s"]), float(row["rate_per_s_sd"])
+            spread = 0.0 if sd != sd else sd
+            ax.barh(place, rate, xerr=spread, color=look.colour, hatch=look.hatch, edgecolor="white", capsize=2)
+            ax.annotate(f"{rate:.2f}", (rate + spread, place), (5, -3), textcoords="offset points")
         ax.set_yticks(range(len(table)), table["allocator"])
         ax.set_xlabel("highest requests a second within the objective")
         ax.margins(x=0.12)
@@ -181,7 +193,7 @@ def pictures(lab: Lab) -> list[Picture]:
     within = " and ".join(
         f"{name.split('_')[0]} {name.split('_')[1].upper()} of {bound:g} s" for name, bound in OBJECTIVE.items()
     )
-    said = f"n = {NUM_REQUESTS} a run", "Poisson, ShareGPT's lengths", POOL_SAID, "step model paper-13b"
+    said = f"n = {num_requests(lab)} a run", "Poisson, ShareGPT's lengths", POOL_SAID, "step model paper-13b"
     claim = f"What a pool is worth to users: the load that each allocator carries within {within}." + bars_said(frame)
     return [Picture(NAME, "The highest rate within an objective", claim, caption_of(lab, NAME, *said), draw, 2.3)]
 

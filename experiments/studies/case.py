@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from experiments.paper.runs import Lengths, Measured, numbers_of
-from experiments.paper.trials import seeds
 from workloads import Trace, synthetic_trace
 
 if TYPE_CHECKING:
@@ -68,10 +67,9 @@ def case(settings: Sequence[tuple[str, Any]], count: int, rate_per_s: float, see
     return Case(tuple({**dict(settings), **changes}.items()), count, rate_per_s, seed)
 
 
-def mean_of(lab: Lab, of: Callable[[int], Case], name: str, scale: float = 1.0) -> float:
-    """One measured quantity, averaged over the seeds."""
-    values = lab.values([of(seed) for seed in seeds(lab)], name, scale)
-    return math.fsum(values) / len(values)
+def mean_of(lab: Lab, cases: Sequence[Case], name: str, scale: float = 1.0) -> float:
+    """One measured quantity, averaged over the runs."""
+    return math.fsum(lab.values(cases, name, scale)) / len(cases)
 
 
 def frame_of(lab: Lab, cases: Sequence[tuple[dict[str, Any], Case]], names: Sequence[str]) -> pd.DataFrame:

@@ -128,7 +128,8 @@ def tables(lab: Lab) -> Sequence[Table]:
         spec = lookup(model).kv_spec(dtype, 1, 1)
         running = None
         if (model, dtype) in SIMULATED:
-            running = mean_of(lab, lambda s, m=model, d=dtype: _case(lab, m, d, s), "mean_batch_size")  # type: ignore[misc]
+            cases = [_case(lab, model, dtype, seed) for seed in seeds(lab)]
+            running = mean_of(lab, cases, "mean_batch_size")
         kind = "latent" if spec.kind == "mla" else f"{spec.num_kv_heads} KV heads"
         rows.append(
             (model, kind, dtype, spec.layers_per_rank, spec.bytes_per_token, KV_BYTES // spec.bytes_per_token, running)

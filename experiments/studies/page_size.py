@@ -31,10 +31,11 @@ PAGES: Final = (64 * KIB, 128 * KIB, 256 * KIB, 2048 * KIB)
 TOKENS: Final = {"llama-3-8b": (32, 64, 128, 1024), "opt-13b": (6, 12, 25, 204), "deepseek-v3": (56, 113, 227, 1820)}
 """By hand: 2,048 B, 10,240 B and (the latent) 1,152 B a token in one tensor."""
 NUM_REQUESTS, NUM_QUICK_REQUESTS = 1000, 400
+KV_BYTES: Final = 4 * 2**30
 LLAMA: Final = (
     ("model", "llama-3-8b"),
     ("gpu", "a100-80g"),
-    ("kv_bytes", 4 * 2**30),
+    ("kv_bytes", KV_BYTES),
     ("max_model_len", 2048),
     ("enable_prefix_caching", False),
     ("max_num_seqs", 1024),
@@ -146,7 +147,8 @@ def _curve(lab: Lab, name: str, seed: int) -> list[float]:
 def tail_share(lab: Lab, page: int, seed: int) -> float:
     """Empty slots behind the last token, in page groups a running request."""
     (run,) = lab.measure([_virtual(lab, page, seed)])
-    return run["kv_tail_frac"] * run["capacity_tokens"] / (run["mean_batch_size"] * _tokens(page))
+    capacity = KV_BYTES // lookup("llama-3-8b").kv_spec("bf16", 1, 1).bytes_per_token
+    return run["kv_tail_frac"] * capacity / (run["mean_batch_size"] * _tokens(page))
 
 
 def _tail(lab: Lab, page: int) -> Result:
@@ -185,7 +187,8 @@ def tables(lab: Lab) -> Sequence[Table]:
     rows = []
     for page in PAGES:
         for kind, make in (("virtual", _virtual), ("paged", _paged)):
-            of = [mean_of(lab, lambda seed, m=make, p=page: m(lab, p, seed), name) for name in COMPARED]  # type: ignore[misc]
+            cases = [make(lab, page, seed) for seed in seeds(lab)]
+            of = [mean_of(lab, cases, name) for name in COMPARED]
             tail = sum(tail_share(lab, page, seed) for seed in seeds(lab)) / len(seeds(lab))
             rows.append(
                 (f"{page // KIB} KiB", _tokens(page), kind, 100 * of[0], tail if kind == "virtual" else None, *of[1:])
@@ -199,7 +202,7 @@ def pictures(lab: Lab) -> list[Picture]:
     """Live memory and running requests over the page size."""
     cases = [
         ({"allocator": kind, "page": page // KIB}, make(lab, page, seed))
-        for kind, make in (("virtual", _virtual), ("paged", _paged))
+        for kind, make in (("paged", _paged), ("virtual", _virtual))
         for page in PAGES
         for seed in seeds(lab)
     ]

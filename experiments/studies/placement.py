@@ -135,9 +135,8 @@ def tables(lab: Lab) -> Sequence[Table]:
     for reserve in reserves(lab):
         for fit in FITS:
             scaled = ((name, 100.0 if name.endswith("_frac") else 1.0) for name in COLUMNS)
-            rows.append(
-                (reserve, fit, *(mean_of(lab, lambda s, r=reserve, f=fit: _case(r, f, s), n, k) for n, k in scaled))
-            )  # type: ignore[misc]
+            cases = [_case(reserve, fit, seed) for seed in seeds(lab)]
+            rows.append((reserve, fit, *(mean_of(lab, cases, name, scale) for name, scale in scaled)))
     heads = (
         "reserves",
         "placed",
@@ -157,7 +156,7 @@ def tables(lab: Lab) -> Sequence[Table]:
 def pictures(lab: Lab) -> list[Picture]:
     """Running requests by reservation and placement."""
     cases = [
-        ({"reserve": reserve, "fit": fit}, _case(reserve, fit, seed))
+        ({"reserve": reserve.replace("(", "\n("), "fit": fit}, _case(reserve, fit, seed))
         for reserve in reserves(lab)
         for fit in FITS
         for seed in seeds(lab)

@@ -95,7 +95,8 @@ def tables(lab: Lab) -> Sequence[Table]:
     """Means over seeds."""
     rows = []
     for policy in POLICIES:
-        shown = [mean_of(lab, lambda s, p=policy: _case(p, s), name) for name in COLUMNS]  # type: ignore[misc]
+        cases = [_case(policy, seed) for seed in seeds(lab)]
+        shown = [mean_of(lab, cases, name) for name in COLUMNS]
         rows.append((policy, shown[0], 100 * shown[1], *shown[2:]))
     heads = (
         "victim",
@@ -117,16 +118,14 @@ def pictures(lab: Lab) -> list[Picture]:
     panels = {"num_preemptions": "preemptions", "recomputed_frac": "", "p99_tpot_s": "p99 time per output token (s)"}
 
     def draw(canvas: Canvas) -> pd.DataFrame:
-        from experiments.figures.panels import legend_of
         from experiments.figures.study_curves import grouped_bars
         from experiments.style import percent_axis
 
         axes, plotted = canvas.subplots(1, 3), None
         for ax, (name, label) in zip(axes, panels.items(), strict=True):
-            shown = grouped_bars(frame, ax, "run", name, "victim", label, ("orca-pow2", "paged"))
+            shown = grouped_bars(frame, ax, "victim", name, "run", label, ("paged",))
             plotted = shown if plotted is None else plotted.merge(shown, on=["victim", "run", "num_runs"])
         percent_axis(axes[1].yaxis, "tokens computed again", whole=False)
-        legend_of(canvas, axes[0])
         assert plotted is not None
         return plotted
 
