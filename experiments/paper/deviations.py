@@ -116,7 +116,7 @@ DEVIATIONS: Final[dict[str, str]] = {
     "roofline": "Step times are a roofline's of an A100, not measured ones.",
     "equal-steps": "All models have OPT-13B's step times here, so that what differs is memory alone.",
     "own-objective": "The paper has its rates at 0.5 s a token. Here a rate counts while p99 TTFT and p99 TPOT stay "
-    "within an objective of ours, on traces of 400 requests (--quick: 200).",
+    "within an objective of ours, on traces of 400 requests.",
     "any-block-size": "vLLM's FlashAttention and Triton back ends take multiples of 16 only; the kernels here take any "
     "block size, since the chapter's sweep includes 1 and 4.",
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME: Final = "capacity-search"
 ORDER: Final = ("orca-max", "orca-pow2", "orca-oracle", "virtual", "paged")
 QUICK_ORDER: Final = ("orca-max", "orca-oracle", "paged")
-NUM_REQUESTS, NUM_QUICK_REQUESTS = 400, 200
+NUM_REQUESTS: Final = 400
 OBJECTIVE: Final = {"p99_ttft_s": 10.0, "p99_tpot_s": 0.2}
 LOW, HIGH = 0.05, 8.0
 """Requests a second: one that everybody serves, and one that nobody does."""
@@ -75,18 +75,13 @@ def bisect(run: Callable[[float], Measured], low: float = LOW, high: float = HIG
     return Found(low, high, met, missed, count)
 
 
-def run_search(search: Search, count: int, lengths: Lengths) -> Found:
-    """Simulates it, `count` requests a run."""
+def run_search(search: Search, lengths: Lengths) -> Found:
+    """Simulates it."""
 
     def run(rate_per_s: float) -> Measured:
-        return case(OPT_13B, count, rate_per_s, search.seed, allocator=search.allocator).run(lengths)
+        return case(OPT_13B, NUM_REQUESTS, rate_per_s, search.seed, allocator=search.allocator).run(lengths)
 
     return bisect(run)
-
-
-def num_requests(lab: Lab) -> int:
-    """Of a run."""
-    return NUM_QUICK_REQUESTS if lab.quick else NUM_REQUESTS
 
 
 def allocators(lab: Lab) -> tuple[str, ...]:
@@ -99,7 +94,7 @@ def found(lab: Lab) -> dict[Search, Found]:
 
     def make() -> dict[Search, Found]:
         searches = [Search(name, seed) for name in allocators(lab) for seed in seeds(lab)]
-        done = in_processes(partial(run_search, count=num_requests(lab), lengths=dict(lab.lengths)), searches, lab.jobs)
+        done = in_processes(partial(run_search, lengths=dict(lab.lengths)), searches, lab.jobs)
         return dict(zip(searches, done, strict=True))
 
     return lab.once(NAME, make)
@@ -159,7 +154,7 @@ def tables(lab: Lab) -> Sequence[Table]:
     return [
         Table(
             f"{NAME}/rates",
-            f"Highest rate with {within}: {POOL_SAID}, {num_requests(lab)} requests",
+            f"Highest rate with {within}: {POOL_SAID}, {NUM_REQUESTS} requests",
             heads,
             tuple(rows),
         )
@@ -193,7 +188,7 @@ def pictures(lab: Lab) -> list[Picture]:
     within = " and ".join(
         f"{name.split('_')[0]} {name.split('_')[1].upper()} of {bound:g} s" for name, bound in OBJECTIVE.items()
     )
-    said = f"n = {num_requests(lab)} a run", "Poisson, ShareGPT's lengths", POOL_SAID, "step model paper-13b"
+    said = f"n = {NUM_REQUESTS} a run", "Poisson, ShareGPT's lengths", POOL_SAID, "step model paper-13b"
     claim = f"What a pool is worth to users: the load that each allocator carries within {within}." + bars_said(frame)
     return [Picture(NAME, "The highest rate within an objective", claim, caption_of(lab, NAME, *said), draw, 2.3)]
 

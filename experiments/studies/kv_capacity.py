@@ -34,7 +34,7 @@ LISTED: Final = (
     ("deepseek-v2", "int6"),
 )
 SIMULATED: Final = (("llama-2-7b", "bf16"), ("llama-3-8b", "bf16"), ("llama-3-8b", "fp8"))
-KV_BYTES: Final = 8 * 2**30
+KV_BYTES: Final = 4 * 2**30
 NUM_REQUESTS, NUM_QUICK_REQUESTS = 800, 400
 SETTINGS: Final = (
     ("gpu", "a100-80g"),
@@ -134,8 +134,8 @@ def tables(lab: Lab) -> Sequence[Table]:
         rows.append(
             (model, kind, dtype, spec.layers_per_rank, spec.bytes_per_token, KV_BYTES // spec.bytes_per_token, running)
         )
-    heads = ("model", "attention", "dtype", "layers", "bytes a token", "tokens in 8 GiB", "running requests")
-    return [Table(f"{NAME}/models", "KV of a token, and what 8 GiB of it hold", heads, tuple(rows))]
+    heads = ("model", "attention", "dtype", "layers", "bytes a token", "tokens in 4 GiB", "running requests")
+    return [Table(f"{NAME}/models", "KV of a token, and what 4 GiB of it hold", heads, tuple(rows))]
 
 
 def pictures(lab: Lab) -> list[Picture]:
@@ -154,7 +154,7 @@ def pictures(lab: Lab) -> list[Picture]:
         return grouped_bars(frame, ax, "run", "mean_batch_size", "shown", "running requests", ("paged",))
 
     many = NUM_QUICK_REQUESTS if lab.quick else NUM_REQUESTS
-    said = f"n = {many} a run, all waiting", "ShareGPT's lengths", "8 GiB of KV, paged", "step model paper-13b for all"
+    said = f"n = {many} a run, all waiting", "ShareGPT's lengths", "4 GiB of KV, paged", "step model paper-13b for all"
     claim = (
         "The same memory holds four times the requests where four query heads share a KV head, and twice as many "
         "again where a number takes 8 bits in place of 16." + bars_said(frame)
