@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.catalogue import lookup, model_names
 from experiments.exits import UsageError
+from experiments.figures.stored import Stored
 from experiments.resolve import plan_of
 from experiments.settings import Config
 
@@ -78,3 +79,30 @@ def test_other_configurations_are_what_they_were():
 def test_what_cannot_be_is_refused(keys, message):
     with pytest.raises(UsageError, match=message):
         plan(allocator="virtual", **keys)
+
+
+def stored(folder, rows):
+    lines = [
+        "cell,seed,allocator,block_size",
+        *(f"{name}-{size}-{seed},{seed},{name},{size}" for name, size, seed in rows),
+    ]
+    (folder / "summary.csv").write_text("\n".join(lines) + "\n")
+    return Stored(folder)
+
+
+def test_figures_of_one_block_size_show_the_first_page_size_beside_it(tmp_path):
+    rows = [("paged", 16, 0), ("paged", 32, 0), ("virtual", 204, 0), ("virtual", 6, 0), ("virtual", 204, 1)]
+    made = stored(tmp_path, rows)
+    assert list(made.base["cell"]) == ["paged-16-0", "virtual-204-0", "virtual-204-1"]
+    assert (made.base_block_size, made.allocators) == (16, ["virtual", "paged"])
+
+
+def test_pages_of_the_base_size_are_like_blocks(tmp_path):
+    made = stored(tmp_path, [("paged", 16, 0), ("virtual", 16, 0), ("virtual", 204, 0)])
+    assert list(made.base["cell"]) == ["paged-16-0", "virtual-16-0"]
+
+
+def test_pages_alone_are_shown(tmp_path):
+    made = stored(tmp_path, [("virtual", 204, 0), ("virtual", 6, 0)])
+    assert list(made.base["cell"]) == ["virtual-6-0"]
+    assert made.base_block_size == 6
