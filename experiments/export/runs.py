@@ -87,7 +87,7 @@ def runs_of(folder: Path, prefix: str | None = None) -> list[StoredRun]:
     manifest = read_manifest(results_folder(folder))
     if not manifest:
         raise UsageError(f"{folder}: no {store.MANIFEST}: a run that was killed before its end; run it again")
-    frame = pd.read_csv(folder / store.SUMMARY)
+    frame = pd.read_csv(folder / store.SUMMARY, dtype={"cell": str})  # a hash of digits is no number
     lacking = {"cell", "seed", "allocator", "block_size"} - set(frame.columns)
     if lacking:
         raise UsageError(f"{folder / store.SUMMARY}: not of simulated runs: no column {', '.join(sorted(lacking))}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.exits import UsageError
 from experiments.export.prometheus import histogram, one_two_five, text_of
 from experiments.export.runs import runs_of
 from experiments.export.vllm_sweep import csv_of, json_of, most_at_once, rows_of
@@ -123,6 +125,35 @@ def test_most_at_once_by_hand():
     assert most_at_once(frame) == 2
     assert most_at_once(frame.iloc[:0]) == 0
     assert most_at_once(frame.iloc[2:]) == 1
+
+
+def test_a_sweeps_folder_is_read_with_its_repeats_and_axes(results, tmp_path):
+    """Cells `<hash>-r<repeat>`, a column an axis, `axes` in the manifest."""
+    folder = tmp_path / "sweep"
+    shutil.copytree(results / "compared", folder)
+    frame = pd.read_csv(folder / "summary.csv")
+    hashes = ["0012e45678", "0000000001"]  # hexadecimal, although they look like a float and an integer
+    for cell, name in zip(frame["cell"], hashes, strict=True):
+        (folder / "cells" / cell).rename(folder / "cells" / f"{name}-r3")
+    frame["cell"] = hashes
+    frame.insert(1, "repeat", 3)
+    frame.insert(3, "kv.allocator", frame["allocator"])
+    frame.insert(4, "scheduler.watermark", [0.1, None])
+    frame.to_csv(folder / "summary.csv", index=False)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest |= {
+        "kind": "sweep",
+        "axes": {"kv.allocator": ["paged", "orca-oracle"], "scheduler.watermark": [0.1, None]},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rows = rows_of(runs_of(folder))
+    assert [row["kv.allocator"] for row in rows] == ["paged", "orca-oracle"]
+    assert [row["scheduler.watermark"] for row in rows] == [0.1, None]
+    assert {row["run_number"] for row in rows} == {3}
+    assert len(runs_of(folder, "0000000001")) == 1
+    shutil.rmtree(folder / "cells" / "0012e45678-r3")
+    with pytest.raises(UsageError, match="not there, although"):
+        runs_of(folder)
 
 
 # what is refused ------------------------------------------------------------------------------------------------------
