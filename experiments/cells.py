@@ -58,7 +58,7 @@ class Outcome:
     """None if the run raised."""
     checks: list[dict[str, Any]] = field(default_factory=list)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    """requests, timeline, and map or steps where they were asked for."""
+    """requests, timeline, preemptions where there were any, and map or steps where they were asked for."""
     num_rows: dict[str, int] = field(default_factory=dict)
     """Of each table, also after the tables have been let go."""
     error: str = ""
@@ -147,6 +147,8 @@ def _replayed(task: Task, on_turn: OnTurn | None) -> Outcome:
     replay_wall_s = time.perf_counter() - begun
     run = simulation.run()
     tables = {"requests": run.requests(), "timeline": run.timeline()}
+    if len(run.recorder.away.starts):
+        tables["preemptions"] = run.preemptions()
     if task.cell.map_frames:
         tables["map"] = run.memory_map()
     outcome = Outcome(task.cell, dict(run.summary), [check._asdict() for check in run.checks], tables)

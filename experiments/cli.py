@@ -18,6 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 from experiments import exits
 from experiments.against.flags import AgainstFlags
 from experiments.bench.cli import bench_app
+from experiments.export_cli import export, schema
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.plot_flags import PlotFlags
@@ -40,6 +41,8 @@ app = App(
 )
 app.command(trace_app)
 app.command(bench_app)
+app.command(export)
+app.command(schema)
 
 
 @app.command
@@ -224,9 +227,9 @@ def reproduce(
         fig14, fig15, fig16, fig17, fig19a (its times on a CUDA device, too), fig19b, table1, block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
         kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (these five on a CUDA device; fig18b's memory
-        anywhere),
-        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead,
-        or all; others are not measured yet.
+        anywhere), engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark,
+        prefix-cache-overhead, virtual-page-size, allocator-load, reservation-placement, prefill-budget, victim-policy,
+        kv-capacity, capacity-search, or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
     lengths

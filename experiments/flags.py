@@ -112,8 +112,11 @@ class Flags(SharingFlags, SessionFlags):
         Text,
         _option(
             _POOL,
-            "Comma list: paged, orca-max, orca-pow2, orca-oracle, contiguous-RESERVE-FIT, package.module:Class "
+            "Comma list: paged, orca-max, orca-pow2, orca-oracle, virtual, contiguous-RESERVE-FIT, "
+            "package.module:Class "
             "[compare: the first four; run: paged].",
+            "-a",
+            "--allocator",
         ),
     ] = None
     block_size: Annotated[
@@ -122,6 +125,7 @@ class Flags(SharingFlags, SessionFlags):
             _POOL, "Comma list of tokens per block [16; compare without arguments: a sweep of 1 to 256 for paged]."
         ),
     ] = None
+    page_bytes: Annotated[Text, _option(_POOL, "Comma list of page sizes of the allocator virtual [2MiB].")] = None
     num_blocks: Annotated[
         Text,
         _option(_POOL, "Pins the blocks that requests can hold; the null block comes on top [by --capacity-rule]."),

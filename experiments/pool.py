@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from experiments.exits import UsageError
 
 if TYPE_CHECKING:
     from engine.core.capacity import Capacity
+    from engine.core.kv_spec import KVSpec
     from engine.core.model_shape import ModelShape
     from experiments.settings import Config
 
@@ -31,6 +32,8 @@ class Pool:
     """The pin, if there is one."""
     terms: dict[str, Any]
     """Everything the number was computed from."""
+    page_groups: Mapping[int, int] = field(default_factory=dict)
+    """Blocks of the allocator `virtual`, by tokens of a page; {} where nobody maps pages."""
 
     def blocks(self, block_size: int) -> int:
         """Blocks that requests can hold, the null block not counted."""
@@ -53,11 +56,29 @@ class Pool:
         return {"tokens": self.tokens, "bytes": num_bytes, "bytes_per_token": self.bytes_per_token, **self.terms}
 
 
-def pool_of(config: Config, shape: ModelShape, block_sizes: Sequence[int]) -> Pool:
-    """The pool of a resolved configuration; ValueError if it cannot be had."""
-    kv, model = config.kv, config.model
-    spec = shape.kv_spec(kv_dtype_of(config), model.tp, model.pp)
-    per_token = spec.bytes_per_token
+def pool_of(config: Config, shape: ModelShape, block_sizes: Sequence[int], pages: Mapping[int, int]) -> Pool:
+    """The pool of a resolved configuration; ValueError if it cannot be had. `pages`: bytes by tokens of a page."""
+    spec = shape.kv_spec(kv_dtype_of(config), config.model.tp, config.model.pp)
+    pool = _sized(config, shape, block_sizes, spec.bytes_per_token)
+    return replace(pool, page_groups={tokens: num_groups(spec, pool, size) for tokens, size in pages.items()})
+
+
+def num_groups(spec: KVSpec, pool: Pool, page_bytes: int) -> int:
+    """The pool's bytes in whole pages of all tensors. UsageError where there is not one."""
+    if pool.num_blocks is not None:
+        return pool.num_blocks
+    assert pool.tokens is not None
+    group, held = spec.page_group_bytes(page_bytes), pool.tokens * pool.bytes_per_token
+    if group > held:
+        raise UsageError(
+            f"--page-bytes {page_bytes}: a page of each of {spec.num_tensors} tensors takes {group:,} B together, and "
+            f"the pool has {held:,} B"
+        )
+    return held // group
+
+
+def _sized(config: Config, shape: ModelShape, block_sizes: Sequence[int], per_token: int) -> Pool:
+    kv = config.kv
     if kv.num_blocks is not None:
         sizes = sorted(set(block_sizes))
         if len(sizes) > 1 and not kv.allow_unequal_pools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 _NUMBER = r"([-+]?(?:\d[\d_]*)?\.?\d+(?:[eE][-+]?\d+)?)"
 _WITH_UNIT = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-zµ%/]+)\s*$")
@@ -38,6 +38,8 @@ _TO_BYTES = {
 }
 LEAST_POOL_BYTES = 1 << 16
 """Fewer bytes than this for a whole pool are a number of GiB without its unit."""
+
+LEAST_PAGE_BYTES = 1 << 12
 
 
 def seconds(value: Any) -> Any:
@@ -71,6 +73,19 @@ def pool_bytes(value: Any, key: str = "kv_bytes") -> Any:
     if number and 0 < float(count) < LEAST_POOL_BYTES:
         raise ValueError(f"{key} is in bytes, got {value}: write {value}GiB or {value}GB if that is meant")
     return count
+
+
+def page_sizes(value: Any) -> Any:
+    """`64KiB,2MiB`, one size, or a list."""
+    return [byte_count(one) for one in comma_list(value)]
+
+
+def whole_pages(value: tuple[int, ...]) -> tuple[int, ...]:
+    """What a device can map: multiples of 4 KiB."""
+    for size in value:
+        if size % LEAST_PAGE_BYTES:
+            raise ValueError(f"page_bytes are multiples of 4KiB (4096 bytes), got {size}: write {size}KiB if meant")
+    return value
 
 
 def host_bytes(value: Any) -> Any:
@@ -143,3 +158,4 @@ Window = Annotated[tuple[float, float] | Literal["arrivals"], BeforeValidator(wi
 End = Annotated[Seconds | Literal["none"], BeforeValidator(end)]
 Names = Annotated[tuple[str, ...], BeforeValidator(comma_list), Field(min_length=1)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(comma_list), Field(min_length=1)]
+PageSizes = Annotated[tuple[Count, ...], BeforeValidator(page_sizes), AfterValidator(whole_pages), Field(min_length=1)]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import defaults
 from experiments.arriving import Arriving, arrive
-from experiments.backends import check_backend, is_real, need_pin, notes_of, shape_of
+from experiments.backends import check_backend, is_real, kv_dtype_of, need_pin, notes_of, shape_of
 from experiments.config_hash import config_sha256
 from experiments.exits import UsageError
+from experiments.pages import PAGE_BYTES, VIRTUAL, page_notes, page_tokens, pairs_of
 from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
 from experiments.series import AttentionKernel
@@ -140,7 +141,8 @@ def _grid(kv: Memory, *, sweep: bool, single: bool) -> Memory:
     unasked = kv.allocator is None and kv.block_size is None
     names = defaults.ALLOCATORS[:1] if single else defaults.ALLOCATORS
     extra = {"paged": defaults.SWEEP} if sweep and unasked and kv.num_blocks is None else {}
-    return _gaps(kv, allocator=names, block_size=defaults.BLOCK_SIZES, sweep=extra)  # type: ignore[no-any-return]
+    filled = _gaps(kv, allocator=names, block_size=defaults.BLOCK_SIZES, sweep=extra)
+    return _gaps(filled, page_bytes=PAGE_BYTES) if VIRTUAL in filled.allocator else filled  # type: ignore[no-any-return]
 
 
 def _scheduling(section: Scheduling, preset: str) -> Scheduling:
@@ -176,11 +178,12 @@ def plan_of(config: Config, *, verb: str = "compare", writes: bool = True, trace
 
 def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     shape = shape_of(config)
-    asked = _pairs(config.kv)
+    pages = page_tokens(config, shape)
+    asked = pairs_of(config.kv, tuple(pages))
     grid = list(dict.fromkeys(asked))
     if verb == "run" and len(grid) > 1:
         raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
-    pool = pool_of(config, shape, [size for _, size in grid])
+    pool = pool_of(config, shape, [size for _, size in grid], pages)
     step_model, limits = step_model_of(config, shape), scheduler_config(config)
     arriving = arrive(config.workload, config.seed, config.num_runs, trace)
     if not all(len(one) for one in arriving.traces.values()):
@@ -192,6 +195,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     )
     _check_allocators(config, cells)
     notes = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
+    notes += page_notes(shape.kv_spec(kv_dtype_of(config), config.model.tp, config.model.pp), pool, pages)
     if is_real(config):
         cells = _with_kernels(config, cells)
         notes += notes_of(config, len(cells))
@@ -200,17 +204,8 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
     return Plan(config, arriving, pool, step_model, limits, cells, sha256, [*arriving.notes, *notes])
 
 
-def _pairs(kv: Memory) -> list[tuple[str, int]]:
-    """Allocator and block size of each cell, as often as asked for."""
-    names, sizes, sweep = kv.allocator or (), kv.block_size or (), kv.sweep or {}
-    stray = sorted(sweep.keys() - set(names))
-    if stray:
-        raise UsageError(f"kv.sweep names {stray[0]!r}, which is not among the allocators {', '.join(names)}")
-    return [(name, size) for name in names for size in sweep.get(name, sizes)]
-
-
 def _cell(config: Config, pool: Pool, sha: str, allocator: str, size: int, seed: int, writes: bool) -> Cell:
-    blocks = pool.blocks(size)
+    blocks = pool.page_groups[size] if allocator == VIRTUAL else pool.blocks(size)
     frames = config.measure.map_frames
     if frames is None:
         frames = min(defaults.MAP_FRAMES, max(defaults.MAP_ROWS // blocks, 2)) if writes else 0

@@ -20,6 +20,7 @@ from experiments.quantities import (
     Fraction,
     HostBytes,
     Names,
+    PageSizes,
     PoolBytes,
     Rate,
     Window,
@@ -114,6 +115,8 @@ class Memory(Section):
 
     allocator: Names | None = None
     block_size: Counts | None = None
+    page_bytes: PageSizes | None = None
+    """Physical pages of the allocator `virtual`, whose block is a page of every tensor; nobody else reads it."""
     sweep: dict[str, Counts] | None = None
     """Block sizes of single allocators, in place of `block_size`."""
     num_blocks: Count | None = None

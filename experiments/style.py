@@ -41,6 +41,7 @@ ALLOCATOR_LOOKS: dict[str, Look] = {
     "orca-pow2": Look("#E69F00", "\\\\", (0, (4, 1.5)), "s"),
     "orca-oracle": Look("#CC79A7", "..", (0, (6, 1.5, 1, 1.5)), "D"),
     "paged": Look("#0072B2", "", "-", "o"),
+    "virtual": Look("#009E9E", "--", (0, (8, 1.5)), "P"),  # none of Okabe and Ito: slot states have the others
 }
 OTHER_COLOURS = ("#000000", "#56B4E9", "#009E73", "#8C8C00")
 OTHER_HATCHES = ("xx", "--", "++", "oo", "||")

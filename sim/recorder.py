@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.core.allocator import KVAllocator, Regions
 from engine.core.group import members_of
 from sim import integrals as at
+from sim.away import Away
 from sim.int_log import IntLog
 from sim.integrals import NO_EDGE, Integrals
 from sim.pool_state import PoolState
@@ -58,19 +59,17 @@ class Recorder:
         self.rows = RowStore()
         self.wait_starts = IntLog()
         self.wait_ends = IntLog()
-        self.preempted_at = IntLog()
+        self.away = Away()
         self.blocked: list[tuple[int, int]] = []
         """Intervals in which a refused head kept at least one more request waiting."""
         self.num_turns = 0
         self.num_copied_blocks = 0
-        self.num_swapped_out = 0
-        """Blocks copied to host memory."""
-        self.num_swapped_in = 0
+        self.num_swapped_out = self.num_swapped_in = 0
+        """Blocks copied to host memory, and from there."""
         self.snapshots: list[Snapshot] = []
         self._snapshot_times = list(reversed(snapshot_times))
         self.snapshot_due = snapshot_times[0] if snapshot_times else NO_EDGE
-        """When the next picture is due: at the first step boundary at or after that, of a batch that is a single
-        step."""
+        """The next picture's: the first step boundary at or after that, of a batch that is a single step."""
         self.steps: list[tuple[int, ...]] | None = [] if record_steps else None
         self.residency = residency
         self._progress: dict[Request, Progress] = {}
@@ -90,23 +89,23 @@ class Recorder:
         """Requests that left or joined the running ones in a batch."""
         if batch.forks:
             self._forked(now, batch.forks)
-        for request, lost, _ in batch.preempted:
+        for request, lost, swapped in batch.preempted:
             self._pool.drop(request)
             progress = self._progress[request]
             progress.recount(lost)
             progress.preempted_at = now
             if stands_for_group(request):
-                self.preempted_at.append(now)
+                self.away.leave(now, request, swapped=swapped)
                 self.wait_starts.append(now)
         for request, hits, resumed in batch.admitted:
             self._take(now, request, hits, resumed)
         for request, num_tokens in batch.swapped_in:
             self._progress[request].resume(now, num_tokens)
             if stands_for_group(request):
+                self.away.come_back(now, request)
                 self.wait_ends.append(now)
-        if batch.to_host or batch.to_device:
-            self.num_swapped_out += len(batch.to_host)
-            self.num_swapped_in += len(batch.to_device)
+        self.num_swapped_out += len(batch.to_host)
+        self.num_swapped_in += len(batch.to_device)
 
     def _forked(self, now: int, forks: Sequence[Fork]) -> None:
         for _, child, num_tokens in forks:
@@ -197,6 +196,7 @@ class Recorder:
     def _take(self, now: int, request: Request, hits: int, resumed: bool) -> None:
         if resumed:
             self._progress[request].resume(now, hits)
+            self.away.come_back(now, request)
         else:
             self._progress[request] = Progress(now, hits)
         if self._last_blocks is None:

@@ -156,6 +156,12 @@ class Run:
 
         return requests_frame(self.rows)
 
+    def preemptions(self) -> pd.DataFrame:
+        """One row a preemption: request, when it left, when it came back, whether it was swapped out."""
+        from sim.tables import preemptions_frame
+
+        return preemptions_frame(self)
+
     def timeline(self) -> pd.DataFrame:
         """Means over a fixed grid of simulated time, from exact integrals."""
         from sim.tables import timeline_frame

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sim import extra_metrics, metrics
 from sim import integrals as at
 from sim.emissions import peak_rate
-from sim.int_log import Packed
+from sim.int_log import Packed, packed
 from sim.metrics import PS
 from sim.rows import RequestRow
 from sim.sharing_recorder import UNIT, SharingRecorder
@@ -167,6 +167,19 @@ _REQUEST_COLUMNS = (
 )
 
 
+def preemptions_frame(run: Run) -> pd.DataFrame:
+    """One row a preemption, in order of time; `stop_s` is missing where the request did not come back."""
+    away = run.recorder.away
+    return pd.DataFrame(
+        {
+            "request_id": np.fromiter(away.requests, np.int64),
+            "start_s": _seconds(packed(list(away.starts))),
+            "stop_s": _seconds(packed(away.stops())),
+            "swapped": np.fromiter(away.swapped, np.bool_),
+        }
+    )
+
+
 def timeline_frame(run: Run) -> pd.DataFrame:
     """One row a bin that simulated time reached; means over the bin, the strict fractions among them."""
     starts = [0, *run.bin_edges]
@@ -174,7 +187,7 @@ def timeline_frame(run: Run) -> pd.DataFrame:
     records = []
     by_start = dict(zip([0, *run.recorder.integrals.edges], run.recorder.integrals.segments(), strict=True))
     edges = sorted(by_start)
-    preempted = run.recorder.preempted_at.sorted()
+    preempted = run.recorder.away.starts.sorted()
     position = 0
     for start, stop in zip(starts, bounds, strict=True):
         row = [0] * at.COLUMNS

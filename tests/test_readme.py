@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.registry import ALLOCATORS, FITS
-from experiments import exits
+from experiments import defaults, exits
 from experiments.api import Config, compare
 from experiments.cli import app, main
 from sim.metrics import METRICS
@@ -96,7 +96,7 @@ def test_the_table_shows_the_stored_results():
     shown = [line.split() for line in TEXT.splitlines() if line.split()[:1] and line.split()[0] in ALLOCATORS]
     shares = ("live", "reserved", "internal", "external", "free")
 
-    assert {line[0] for line in shown} == set(ALLOCATORS)
+    assert {line[0] for line in shown} == set(defaults.ALLOCATORS)
     for name, _, *cells in shown:
         row = stored[name]
         expected = [f"{100 * float(row[f'kv_{share}_frac']):.1f}" for share in shares]

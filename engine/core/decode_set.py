@@ -109,6 +109,22 @@ class DecodeSet:
             return self.buckets[self.clock % self.period]
         return list(chain.from_iterable(self._phases(num_steps)))
 
+    def steps_within(self, num_blocks: int, limit: int) -> int:
+        """Steps, at most `limit`, before the members outgrow that many blocks of `period` tokens."""
+        size, members = self.period, len(self.members)
+        if (limit // size + 1) * members <= num_blocks:
+            return limit
+        if num_blocks < 0:
+            return 0
+        full = num_blocks // members
+        steps, left, buckets, clock = full * size, num_blocks - full * members, self.buckets, self.clock
+        while steps < limit:
+            left -= len(buckets[(clock + steps) % size])
+            if left < 0:
+                return steps
+            steps += 1
+        return limit
+
     def _phases(self, num_steps: int) -> list[list[Request]]:
         """The buckets of the next `num_steps` steps."""
         period = self.period

@@ -161,6 +161,26 @@ class KVSpec:
         return self.layers_per_rank * self.block_bytes_per_layer(block_size)
 
     @property
+    def tensors_per_layer(self) -> int:
+        """K and V, or the latent alone."""
+        return 1 if self.kind == "mla" else 2
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of the rank that hold KV, one a layer and kind."""
+        return self.tensors_per_layer * self.layers_per_rank
+
+    def page_tokens(self, page_bytes: int) -> int:
+        """Whole tokens of one tensor in a page of so many bytes, as vAttention counts them; 0 if not one fits. Where K
+        and V differ in size, those of the larger."""
+        token_bits = self.kv_heads_per_rank * max(self.head_size, self.head_size_v) * DTYPE_BITS[self.dtype]
+        return page_bytes * 8 // token_bits
+
+    def page_group_bytes(self, page_bytes: int) -> int:
+        """Bytes of the same page in every tensor of the rank: what is mapped and unmapped together."""
+        return self.num_tensors * page_bytes
+
+    @property
     def formula(self) -> str:
         """The product behind `bytes_per_token`, written out."""
         if self.kind == "mla":

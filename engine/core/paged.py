@@ -113,19 +113,7 @@ class PagedAllocator(Sharing, PagedState):
         free = len(queue.stack) + queue.num_at_back - self.one_free_each
         if watch is not None and requests.num_sharing:
             limit = min(limit, requests.steps_before_filling(watch, limit))
-        size, members = self.block_size, len(requests.members)
-        if (limit // size + 1) * members <= free:
-            return limit
-        if free < 0:
-            return 0
-        full = free // members
-        steps, left, buckets, clock = full * size, free - full * members, requests.buckets, requests.clock
-        while steps < limit:
-            left -= len(buckets[(clock + steps) % size])
-            if left < 0:
-                return steps
-            steps += 1
-        return limit
+        return requests.steps_within(free, limit)
 
     @property
     def shares_tails(self) -> bool:

@@ -1,7 +1,8 @@
 """Allocators by name: the one place that a new allocator is added to.
 
-Names in tables and legends are `paged`, the paper's `orca-max`, `orca-pow2`, `orca-oracle` (buddies), and derived ones
-such as `contiguous-oracle-best-fit` or `contiguous-chunk(64)-first-fit`; `package.module:Class` names a user's own.
+Names in tables and legends are `paged`, the paper's `orca-max`, `orca-pow2`, `orca-oracle` (buddies), `virtual`
+after vAttention, and derived ones such as `contiguous-oracle-best-fit` or `contiguous-chunk(64)-first-fit`;
+`package.module:Class` names a user's own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Literal, cast
 from engine.core.allocator import KVAllocator
 from engine.core.contiguous import ContiguousAllocator
 from engine.core.paged import PagedAllocator
+from engine.core.virtual import VirtualAllocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,22 @@ def _contiguous(reserve: str, fit: str) -> Callable[[PoolConfig], KVAllocator]:
     return make
 
 
+def _virtual(pool: PoolConfig) -> KVAllocator:
+    return VirtualAllocator(
+        pool.capacity_blocks,
+        pool.block_size,
+        max_model_len=pool.max_model_len,
+        watermark=pool.watermark,
+        one_free_each=pool.one_free_each,
+    )
+
+
 ALLOCATORS: dict[str, Callable[[PoolConfig], KVAllocator]] = {
     "paged": _paged,
     "orca-max": _contiguous("max", "buddy"),
     "orca-pow2": _contiguous("pow2", "buddy"),
     "orca-oracle": _contiguous("oracle", "buddy"),
+    "virtual": _virtual,
 }
 
 FITS = ("first-fit", "best-fit", "buddy")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.pages import VIRTUAL
 from experiments.series import series_of
 from experiments.style import in_order
 
@@ -61,14 +62,16 @@ class Stored:
 
     @cached_property
     def base(self) -> pd.DataFrame:
-        """The rows that the one-condition figures show: one block size, the configured one or 16 or the smallest."""
-        frame = self.summary
-        if frame.empty or "block_size" not in frame:
+        """The rows that the one-condition figures show: one block size, the configured one or 16 or the smallest; and
+        of `virtual`, whose blocks are pages, the first size that it was given."""
+        frame, size = self.summary, self.base_block_size
+        if size is None:
             return frame
-        sizes = sorted(set(frame["block_size"].dropna().astype(int)))
-        wanted = (self._configured_block_size(), DEFAULT_BLOCK_SIZE, *sizes)
-        size = next((value for value in wanted if value in sizes), None)
-        return frame if size is None else frame[frame["block_size"] == size]
+        pages = frame[frame["allocator"].astype(str) == VIRTUAL] if "allocator" in frame else frame.iloc[:0]
+        if not len(pages) or (pages["block_size"] == size).any():
+            return frame[frame["block_size"] == size]
+        first = pages[pages["block_size"] == pages["block_size"].iloc[0]]
+        return frame[(frame["block_size"] == size) | frame.index.isin(first.index)]
 
     def _configured_block_size(self) -> int | None:
         found = find_key(self.manifest.get("config"), "block_size")
@@ -76,8 +79,13 @@ class Stored:
 
     @property
     def base_block_size(self) -> int | None:
-        """Of `base`."""
-        return int(self.base["block_size"].iloc[0]) if len(self.base) and "block_size" in self.base else None
+        """Of `base`, but for the pages of `virtual`."""
+        frame = self.summary
+        if frame.empty or "block_size" not in frame:
+            return None
+        sizes = sorted(set(frame["block_size"].dropna().astype(int)))
+        wanted = (self._configured_block_size(), DEFAULT_BLOCK_SIZE, *sizes)
+        return next((value for value in wanted if value in sizes), None)
 
     @cached_property
     def allocators(self) -> list[str]:

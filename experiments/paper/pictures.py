@@ -16,6 +16,7 @@ from experiments.paper.panels import PANELS, Panel
 from experiments.paper.pressure_pictures import PRESSURE
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
 from experiments.paper.sharing_pictures import SHARING
+from experiments.studies.all import FIGURES
 from sim.cost import PAPER_MODELS
 from workloads import Trace, named_trace
 
@@ -223,5 +224,6 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     **JUDGEMENTS,
     **PRESSURE,
     **SHARING,
+    **FIGURES,
 }
 """By experiment, in the order of the page."""

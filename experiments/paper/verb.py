@@ -47,6 +47,7 @@ from experiments.paper.upper_bound import UPPER_BOUND
 from experiments.paper.walks import FIG3, FIG6, FIG7
 from experiments.paper.walks_sharing import FIG8, FIG9
 from experiments.paper.waste_vs_variance import WASTE_VS_VARIANCE
+from experiments.studies.all import STUDIES
 from sim.metrics import strict_json
 from workloads import load_trace
 
@@ -60,6 +61,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         *(ONLINE_SOFTMAX, FIG18A, KERNEL_BLOCK_SIZE, FIG18B, ENGINE_COMPARE, CACHING_ALLOCATOR),
         SHARED_PREFIX_DECODE,
         *(MOONCAKE, GATE_STORM, WATERMARK, PREFIX_OVERHEAD),
+        *STUDIES,
     )
 }
 NAMES: Final = tuple(EXPERIMENTS)

@@ -85,6 +85,7 @@ def test_each_allocator_has_its_okabe_ito_colour():
         "orca-oracle": "#CC79A7",
         "paged": "#0072B2",
         "fastertransformer": "#000000",
+        "virtual": "#009E9E",  # a teal: the set's other colours are those of slot states
     }
 
 

@@ -41,7 +41,7 @@ def test_the_timeline_counts_every_preemption_once(tight):
 
 
 def test_preemptions_lie_in_the_bin_in_which_they_happened(tight):
-    timeline, times = tight.timeline(), np.array(list(tight.recorder.preempted_at)) / 1e12
+    timeline, times = tight.timeline(), np.array(list(tight.recorder.away.starts)) / 1e12
     for _, row in timeline.iterrows():
         inside = (row["time_s"] <= times) & (times < row["time_s"] + row["duration_s"])
         assert inside.sum() == row["num_preemptions"]

@@ -12,6 +12,7 @@ from typing import Any
 
 POOL = "engine.core.block_pool:BlockPool."
 PAGED = "engine.core.paged:PagedAllocator."
+VIRTUAL = "engine.core.virtual:VirtualAllocator."
 CONTIGUOUS = "engine.core.contiguous:ContiguousAllocator."
 BUDDY = "engine.core.placement:Buddy."
 
@@ -53,6 +54,35 @@ def in_reverse(advance):
 
 
 FAULTS: list[dict[str, Any]] = [
+    {
+        "fault": "a page that is still mapped for an idle slot is lost when its request leaves",
+        "where": VIRTUAL + "free",
+        "line": "slot.spare += reversed(slot.table)",
+        "becomes": "slot.spare += reversed(slot.table[1:])",
+        "suite": "virtual",
+        "law": "test_virtual:test_every_page_is_in_one_place_whoever_comes_and_goes",
+    },
+    {
+        "fault": "surplus is unmapped, and stays with its slot all the same",
+        "where": VIRTUAL + "_unmap",
+        "line": "slot.spare.clear()",
+        "becomes": "pass",
+        "suite": "virtual",
+    },
+    {
+        "fault": "virtual pages are used out of order",
+        "where": VIRTUAL + "_take",
+        "line": "slot.table += pages",
+        "becomes": "slot.table += pages[::-1]",
+        "suite": "virtual",
+    },
+    {
+        "fault": "a request sits in a slot that is too small although one fits",
+        "where": VIRTUAL + "_seat",
+        "line": "chosen = min(enough) if enough else",
+        "becomes": "chosen = min(sizes) if enough else",
+        "law": "test_virtual:test_a_request_takes_the_idle_slot_whose_pages_fit_best",
+    },
     {
         "fault": "a block is handed out twice",
         "where": POOL + "take",

@@ -23,6 +23,7 @@ SUITES = {
     "paged with watermark": lambda pool: PagedAllocator(
         pool.capacity_blocks, pool.block_size, max_model_len=pool.max_model_len, watermark=0.25
     ),
+    "virtual": lambda pool: make_allocator("virtual", pool),
     "orca-pow2": lambda pool: make_allocator("orca-pow2", pool),
     "chunks in holes": lambda pool: make_allocator(f"contiguous-chunk({pool.block_size})-first-fit", pool),
     "chunks in buddies": lambda pool: make_allocator(f"contiguous-chunk({3 * pool.block_size})-buddy", pool),

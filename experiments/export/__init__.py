@@ -1,0 +1,1 @@
+"""Stored results in other programs' formats: timelines, memory snapshots, metrics, tables."""
