@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from experiments.series import AttentionKernel
 
 SKIPPED: Final = 2
-"""Decode steps of a point that are left out: the first ones after rows were arranged anew. Mixed steps count all."""
+"""Steps of a point of decodes that are left out: the one that brings the first tokens, and the one after it, before
+which rows are arranged anew. Of points with chunks all steps with chunks count."""
+BETWEEN: Final = 6
+"""Decode steps between two steps with chunks, as a server has: compute-bound steps one after the other draw so much
+power that clocks fall, and would be up to a tenth slower than they are in serving."""
 AT_ONCE: Final = 20
 """Points between two collections of garbage."""
 
@@ -96,7 +100,7 @@ class Probe:
         scheduler = self._scheduler()
         for index, context in enumerate(point.contexts):
             name = point.name, "decode", index
-            scheduler.add(self._request(scheduler, name, context, 1, 3 * len(point.steps) + 4))
+            scheduler.add(self._request(scheduler, name, context, 1, (BETWEEN + 2) * len(point.steps) + 4))
         asked = [
             [
                 self._request(scheduler, (point.name, number, index), context, new, 1)
@@ -112,7 +116,7 @@ class Probe:
                 scheduler.add(request)
             while scheduler.waiting:
                 turns.append(self._turn(scheduler))
-            if point.contexts:
+            for _ in range(BETWEEN if point.contexts else 0):
                 self._turn(scheduler)
         while scheduler.has_work:
             self._turn(scheduler)

@@ -19,9 +19,9 @@ from experiments import exits
 from experiments.calibrate.clocks import watched
 from experiments.csv_text import to_csv
 from experiments.fidelity.pairs import Wanted, measured
+from experiments.fidelity.stored import ABOUT_FILE, RUNS_FILE
 from sim.calibrated import read_calibration
 
-RUNS_FILE, ABOUT_FILE = "runs.csv", "fidelity.json"
 LISTS: Final = {"allocators": str, "loads": float}
 
 

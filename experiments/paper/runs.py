@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -133,6 +134,8 @@ class Lab:
     jobs: int = 1
     kernels: KernelLab = field(default_factory=KernelLab)
     """Where measurements of kernels come from."""
+    fidelity: Path | None = None
+    """A folder of runs of engine and simulator; None: none was named."""
     cached: CacheLab = field(default_factory=CacheLab)
     """The trace and the sizes of bare prefix caches."""
     _done: dict[Key, Measured] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from engine.core.suggestion import unknown_name
 from experiments.exits import BUG, NO_DEVICE, UsageError
+from experiments.fidelity.judge import SIM_VS_GPU
 from experiments.paper import show
 from experiments.paper.alignment import ALIGNMENT
 from experiments.paper.block_size import BLOCK_SIZE
@@ -62,6 +63,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         SHARED_PREFIX_DECODE,
         *(MOONCAKE, GATE_STORM, WATERMARK, PREFIX_OVERHEAD),
         *STUDIES,
+        SIM_VS_GPU,
     )
 }
 NAMES: Final = tuple(EXPERIMENTS)
@@ -87,6 +89,7 @@ def reproduce(
     seeds: int | None = None,
     jobs: int = 1,
     kernels: Path | None = None,
+    fidelity: Path | None = None,
     trace: Path | None = None,
     cache_blocks: Sequence[int] = (),
     out: Path | None = None,
@@ -100,7 +103,7 @@ def reproduce(
     try:
         chosen = _chosen(names)
         lab = _lab(quick, lengths or {}, seeds, jobs, KernelLab(kernels, quick))
-        lab.cached = CacheLab.of(trace, cache_blocks)
+        lab.cached, lab.fidelity = CacheLab.of(trace, cache_blocks), fidelity
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     if out is not None:

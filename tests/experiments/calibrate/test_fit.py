@@ -1,0 +1,133 @@
+"""Fitting step times: a model that is right is found again, and what is not measured is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.calibrate.fit import fit, held_out, misfits, modelled_s
+from experiments.calibrate.grid import Limits, decode_points, mixed_points
+from experiments.calibrate.rows import CHURN, StepRow, read_rows, rows_sha256, split, write_rows
+from sim.calibrated import CalibratedModel, Curve, HostGaps, MixedCost
+from sim.cost import Features
+
+PS = 10**12
+LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512, kv_tokens=4096)
+DECODES, TOKENS = [1, 2, 4, 6, 8, 10, 12, 14, 16], [64, 128, 256]
+TRUTH = CalibratedModel(
+    tuple(Curve(size, (8, 4096), (10**9 * size, 10**9 * size + 4 * 10**9)) for size in DECODES),
+    MixedCost((64, 128, 256), (2 * 10**9, 3 * 10**9, 5 * 10**9), 10**6, 10**4, 10**3, 16, 10**4, 10**6),
+    padded=True,
+    host=HostGaps(10**8, 10**6, 10**7, 10**5, 2 * 10**8, 10**6, 10**5),
+)
+
+
+def row(run, features, changed=0, truth=TRUTH):
+    """What the truth says of a step; on the grid without gaps."""
+    device = replace(truth, host=HostGaps()).duration(features) / PS
+    made = StepRow(run, *features, changed, 0.0, device, 0.0)
+    whole = modelled_s(truth, made) if run.startswith(CHURN) else device + 1e-5
+    return made._replace(duration_s=whole)
+
+
+def table(truth=TRUTH):
+    """Every point of the grid, and a run in which sequences come and go."""
+    rows = []
+    for point in decode_points(DECODES, LIMITS, 8, 0):
+        count, kv = len(point.contexts), sum(point.contexts)
+        for step in range(6):
+            features = Features(count, count, kv + count * (step + 1), kv + count * (step + 1))
+            rows.append(row(point.name, features, truth=truth))
+    for point in mixed_points(TOKENS, LIMITS, 6, 0):
+        decoding = sum(point.contexts) + len(point.contexts)
+        for one in point.steps:
+            new = sum(size for _, size in one.chunks)
+            kv = decoding + sum(context + size for context, size in one.chunks)
+            pairs = decoding + sum(size * context + size * (size + 1) // 2 for context, size in one.chunks)
+            features = Features(len(point.contexts) + len(one.chunks), len(point.contexts) + new, kv, pairs)
+            rows.append(row(point.name, features, truth=truth))
+    for seqs in range(1, 17):
+        rows += [row(CHURN, Features(seqs, seqs, seqs * 20, seqs * 20), changed, truth) for changed in (0, 1)]
+        new = 30 * (1 + seqs % 4)
+        kv = seqs * 20 + new
+        rows.append(row(CHURN, Features(seqs, seqs + new, kv, kv + new * (new - 1) // 2), truth=truth))
+    return rows
+
+
+def test_the_truth_is_found_again():
+    rows = table()
+    model = fit(rows, DECODES, TOKENS, padded=True)
+    for one in misfits(model, rows):
+        assert abs(one.mean_signed_frac) < 1e-3, one
+        assert one.mape_frac < 2e-3, one
+    for name in ("decode_ps", "turn_ps", "turn_per_seq_ps", "mixed_ps", "mixed_per_token_ps"):
+        assert getattr(model.host, name) == pytest.approx(getattr(TRUTH.host, name), rel=0.02), name
+    assert model.mixed.per_pair_ps == pytest.approx(TRUTH.mixed.per_pair_ps, rel=0.02)
+    assert model.about["rows_sha256"] == rows_sha256(rows)
+
+
+def test_runs_that_were_held_out_are_judged_by_a_model_that_has_not_seen_them():
+    rows = table()
+    kept, held = split([one for one in rows if one.run != CHURN])
+    assert {one.run for one in kept}.isdisjoint({one.run for one in held})
+    assert len(held) > 10
+    assert [one.kind for one in held_out(rows, DECODES, TOKENS, padded=True)] == ["decode", "mixed"]
+    strange = {one.run for one in held if one.decodes}
+    slowed = [one._replace(device_s=2 * one.device_s) if one.run in strange else one for one in rows]
+    found = held_out(slowed, DECODES, TOKENS, padded=True)[0]
+    assert found.mean_signed_frac == pytest.approx(-0.5, abs=0.02), "the model has learned from what was held out"
+
+
+def test_rates_that_would_be_negative_are_zero_and_the_rest_is_fitted_without_them():
+    falling = replace(TRUTH, mixed=replace(TRUTH.mixed, per_seq_ps=-(10**7)))
+    model = fit(table(falling), DECODES, TOKENS, padded=True)
+    assert model.mixed.per_seq_ps == 0
+    assert min(model.mixed.base_ps) > 0
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["no chunks", "no decodes"])
+def test_both_kinds_of_steps_are_needed(wanted):
+    rows = [one for one in table() if one.decodes is wanted]
+    with pytest.raises(ValueError, match="needs decode steps and steps with chunks"):
+        fit(rows, DECODES, TOKENS, padded=True)
+
+
+def test_without_durations_of_the_device_the_whole_step_is_fitted():
+    """As of other engines' logs: no grid, nobody says what the host's share was."""
+    rows = [one._replace(device_s=one.duration_s) for one in table() if one.run != CHURN]
+    model = fit(rows, DECODES, TOKENS, padded=False)
+    assert model.host == HostGaps()
+    assert all(one.mape_frac < 0.2 for one in misfits(model, rows))
+
+
+def test_a_step_beyond_the_largest_bucket_is_refused():
+    far = Features(17, 17, 400, 400)
+    with pytest.raises(ValueError, match="17 sequences fits no bucket: the largest is 16"):
+        fit([*table(), StepRow("decode-x", *far, 0, 1.0, 1.0, 0.0)], DECODES, TOKENS, padded=True)
+
+
+def test_a_table_reads_back_as_it_was_written(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(write_rows(table()))
+    assert read_rows(path) == table()
+
+
+@pytest.mark.parametrize(
+    "text,told",
+    [
+        ("run,num_seqs\na,1\n", ":1: a table of steps needs columns"),
+        ("run,num_seqs,num_new_tokens,num_kv_tokens,num_attended_pairs,duration_s\na,1,1,1,1,x\n", ":2: could not"),
+        (
+            "run,num_seqs,num_new_tokens,num_kv_tokens,num_attended_pairs,duration_s\na,1,1,1,1,0\n",
+            ":2: duration_s=0.0",
+        ),
+        ("run,num_seqs,num_new_tokens,num_kv_tokens,num_attended_pairs,duration_s\na,2,1,1,1,1\n", ":2: expected 1 <="),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_line(tmp_path, text, told):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told) as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,66 @@
+"""The grid: it fits the pool, reaches its ends, and is the same everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.calibrate.clocks import summed_up
+from experiments.calibrate.grid import Limits, decode_points, mixed_points
+
+LIMITS = [
+    Limits(256, 2048, 4096, 110_592),
+    Limits(16, 256, 512, 4096),
+    Limits(4, 96, 2048, 4096),
+    Limits(1, 64, 64, 256),
+]
+STEPS = 24
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.max_num_seqs} sequences")
+def test_every_point_fits_the_pool_and_the_model(limits):
+    buckets = [size for size in (1, 4, 16, 64, 256) if size <= limits.max_num_seqs]
+    decodes = decode_points(buckets, limits, STEPS, 3)
+    assert {len(point.contexts) for point in decodes} <= set(buckets)
+    for point in decodes:
+        assert min(point.contexts) >= 1
+        assert max(point.contexts) + STEPS + 1 <= limits.max_model_len
+        assert sum(point.contexts) + len(point.contexts) * (STEPS + 16) <= limits.kv_tokens
+    tokens = [size for size in (64, 128, 512, 2048) if size <= limits.max_num_batched_tokens]
+    for mixed in mixed_points(tokens, limits, 6, 3):
+        for one in mixed.steps:
+            held = sum(mixed.contexts) + sum(context + new for context, new in one.chunks)
+            assert held + 16 * limits.max_num_seqs <= limits.kv_tokens or len(mixed.contexts) == 0
+            assert 1 <= len(one.chunks) <= limits.max_num_seqs - len(mixed.contexts)
+            assert all(
+                new >= 1 and context >= 0 and context + new < limits.max_model_len for context, new in one.chunks
+            )
+            assert len(mixed.contexts) + sum(new for _, new in one.chunks) <= limits.max_num_batched_tokens
+
+
+def test_curves_reach_from_short_contexts_to_a_full_pool():
+    limits = LIMITS[0]
+    for bucket in (16, 64, 256):
+        totals = [sum(p.contexts) for p in decode_points([bucket], limits, STEPS, 0)]
+        assert len(totals) == 6
+        assert min(totals) <= 10 * bucket
+        room = min(limits.kv_tokens - bucket * (STEPS + 64), bucket * (limits.max_model_len - STEPS - 2))
+        assert max(totals) > 0.97 * room
+
+
+def test_batches_are_ragged():
+    point = next(p for p in decode_points([64], LIMITS[0], STEPS, 0) if 200 * 64 < sum(p.contexts) < 600 * 64)
+    mean = sum(point.contexts) / 64
+    assert max(point.contexts) > 2.5 * mean
+
+
+def test_the_same_seed_is_the_same_grid_and_another_is_another():
+    one, again, other = (mixed_points([128, 512], LIMITS[0], 4, seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+def test_clocks_are_summed_up_and_a_torn_line_counts_as_none():
+    found = summed_up("1980, 600.5, 50\n1755, 650.0, 55\n1900, [N/A], 51\n18")
+    assert found["sm_clock_mhz"] == {"least": 1755.0, "median": 1867.5, "most": 1980.0}
+    assert found["num_samples"] == 2
+    assert summed_up("") == {}
