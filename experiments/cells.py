@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from workloads import Trace
 
 OnTurn = Callable[[int], None]
+TABLES = ("requests", "timeline")
+"""What `run` and `compare` keep of every cell, beside its summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Task:
     """None where steps are simulated."""
     costs: dict[str, Any] = field(default_factory=dict)
     """Of copies and swaps, in ps a block, and of a search's beams; {} where there are none."""
+    tables: tuple[str, ...] = TABLES
+    """Which of these are made; map and steps are made where the run records them."""
 
 
 @dataclass(slots=True)
@@ -146,7 +150,7 @@ def _replayed(task: Task, on_turn: OnTurn | None) -> Outcome:
     simulation.replay()
     replay_wall_s = time.perf_counter() - begun
     run = simulation.run()
-    tables = {"requests": run.requests(), "timeline": run.timeline()}
+    tables = {name: getattr(run, name)() for name in TABLES if name in task.tables}
     if task.cell.map_frames:
         tables["map"] = run.memory_map()
     outcome = Outcome(task.cell, dict(run.summary), [check._asdict() for check in run.checks], tables)

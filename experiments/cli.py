@@ -17,8 +17,10 @@ from cyclopts import App, CycloptsError, Parameter
 
 from experiments import exits
 from experiments.bench.cli import bench_app
-from experiments.flags import Argv, Flags, Json, OutputFlags
+from experiments.flags import Argv, Flags, Json
 from experiments.generate import ModelFlags, SamplingFlags
+from experiments.output_flags import OutputFlags
+from experiments.sweep.cli import sweep
 from experiments.trace_cli import trace_app
 from experiments.whole import MaybeWhole, Whole
 
@@ -38,6 +40,7 @@ app = App(
 )
 app.command(trace_app)
 app.command(bench_app)
+app.command(sweep)
 
 
 @app.command
