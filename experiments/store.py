@@ -23,8 +23,8 @@ SWEEP, PLAN, LEDGER, SHARDS = "sweep.toml", "plan.csv", "ledger.jsonl", "shards"
 """Of a sweep: its axes, its cells, what became of them, and that by shard."""
 LOCKS, SLURM = ".locks", ".slurm"
 """Who is at work in a sweep, and what Slurm says: no results."""
-OURS = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, RESOLVED, INPUT, LENGTHS, STEPS, PROFILE, CACHING)
-OURS += (SWEEP, PLAN, LEDGER, SHARDS, LOCKS, SLURM)
+OURS: tuple[str, ...] = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, RESOLVED, INPUT, LENGTHS, STEPS, PROFILE, CACHING)
+OURS += (SWEEP, PLAN, LEDGER, SHARDS, SLURM)
 DERIVED = (REPORT, FIGURES)
 """Made from the rest, and made again by `pagelab report`: not part of the data's integrity."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -114,7 +114,7 @@ class Store:
             raise UsageError(f"{str(folder)[:80]}: cannot be a folder: {error.strerror}") from error
         if unfit:
             raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
-        found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+        found = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCKS) if folder.exists() else []
         if found and not overwrite:
             raise UsageError(f"{folder} has results already: say --overwrite, or choose another folder")
         foreign = [name for name in found if name not in OURS and not name.endswith((".tmp", ".part"))]

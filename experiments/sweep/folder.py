@@ -16,7 +16,7 @@ from experiments.config_hash import sha256_of
 from experiments.csv_text import to_csv
 from experiments.exits import UsageError
 from experiments.store import Store
-from experiments.sweep.job import JobResult
+from experiments.sweep.job import Job, JobResult
 from experiments.sweep.ledger import History, Ledger, ledgers_of, read_history
 from experiments.sweep.planning import SweepPlan
 
@@ -41,18 +41,17 @@ class SweepFolder:
         difference, where the folder is of another sweep."""
         if overwrite:
             for name in Store.replaceable(self.folder, overwrite=True):
-                if name != store.LOCKS:
-                    store.remove(self.folder / name)
+                store.remove(self.folder / name)
         history = read_history(ledgers_of(self.folder))
         asked = asked_of(plan, tables, self.folder)
         for told in history.asked:
             _refuse_changed(self.folder, told.get("asked", {}), asked)
         if not history.asked and any((self.folder / store.CELLS).glob("*/*")):
             raise UsageError(f"{self.folder}: results, but no sweep's: choose another folder")
-        (self.folder / store.CELLS).mkdir(exist_ok=True)
-        self.ledger.path.parent.mkdir(exist_ok=True)
         if not history.asked:
             self._write_plan(plan)
+        (self.folder / store.CELLS).mkdir(exist_ok=True)
+        self.ledger.path.parent.mkdir(exist_ok=True)
         if not self.ledger.path.is_file() or not read_history([self.ledger.path]).asked:
             self.ledger.append("sweep", {"schema": 1, "asked": asked})
         return history
@@ -79,6 +78,11 @@ class SweepFolder:
             return all(file_sha256(place / file) == sha for file, sha in entry["files"].items())
         except (OSError, KeyError, AttributeError):
             return False
+
+    def clear_manifest(self, todo: Sequence[Job]) -> None:
+        """Before anything changes: a folder without a manifest is not finished."""
+        if todo:
+            (self.folder / store.MANIFEST).unlink(missing_ok=True)
 
     def write(self, result: JobResult) -> dict[str, Any]:
         """The cell's files, then its line in the ledger, which is returned. OSError where the disk is full."""

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from experiments.sweep.job import Job, JobResult, lost, run_job
 
+Results = Generator[JobResult, None, None]
 Started = Callable[[Job], None]
 """Told of each job as it is handed out."""
 AHEAD = 2
@@ -28,7 +29,7 @@ AHEAD = 2
 class Launcher(Protocol):
     """Runs jobs somewhere."""
 
-    def results(self, jobs: Sequence[Job], started: Started) -> Iterator[JobResult]:
+    def results(self, jobs: Sequence[Job], started: Started) -> Results:
         """One a job, as they finish; closing the iterator ends what is running."""
         ...
 
@@ -39,7 +40,7 @@ class LocalLauncher:
 
     jobs: int = 1
 
-    def results(self, jobs: Sequence[Job], started: Started) -> Iterator[JobResult]:
+    def results(self, jobs: Sequence[Job], started: Started) -> Results:
         """As `Launcher.results`. A process that dies takes at most its own cell with it."""
         workers = min(self.jobs, len(jobs))
         if workers <= 1:
@@ -54,7 +55,7 @@ class LocalLauncher:
                 yield from _alone(job)
 
 
-def _round(waiting: deque[Job], workers: int, started: Started) -> Iterator[JobResult]:
+def _round(waiting: deque[Job], workers: int, started: Started) -> Generator[JobResult, None, list[Job]]:
     """Takes jobs until none is left or the pool is broken; returns those that were out when it broke."""
     with _pool(workers) as pool:
         out: dict[Future[JobResult], Job] = {}

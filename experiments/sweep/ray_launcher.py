@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from experiments.exits import DeviceMissing
 from experiments.sweep.job import Job, JobResult, lost, run_job
-from experiments.sweep.launchers import AHEAD, Started
+from experiments.sweep.launchers import AHEAD, Results, Started
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 """Where the packages lie: on the machines of a cluster pagelab must be installed."""
@@ -35,7 +35,7 @@ class RayLauncher:
     jobs: int = 0
     """Most tasks at once; 0: as many as there are CPUs."""
 
-    def results(self, jobs: Sequence[Job], started: Started) -> Iterator[JobResult]:
+    def results(self, jobs: Sequence[Job], started: Started) -> Results:
         """As `Launcher.results`. A task whose process dies is a failed cell."""
         ray = imported_ray()
         mine = not ray.is_initialized()

@@ -18,7 +18,7 @@ from typing import Any, Final
 from experiments.exits import DeviceMissing, UsageError
 from experiments.store import write_whole
 from experiments.sweep.job import Job, JobResult, lost, run_job
-from experiments.sweep.launchers import Started
+from experiments.sweep.launchers import Results, Started
 from experiments.sweep.ray_launcher import ROOT
 
 POLL_S: Final = 0.2
@@ -47,7 +47,7 @@ class SlurmLauncher:
     options: Mapping[str, Any] = field(default_factory=dict)
     """submitit's parameters: timeout_min, mem_gb, slurm_partition, ..."""
 
-    def results(self, jobs: Sequence[Job], started: Started) -> Iterator[JobResult]:
+    def results(self, jobs: Sequence[Job], started: Started) -> Results:
         """As `Launcher.results`. Of a job that dies the cell that it was at has failed; others are submitted again."""
         spool = self.folder / "results"
         shutil.rmtree(spool, ignore_errors=True)

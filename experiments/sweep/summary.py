@@ -35,11 +35,6 @@ def _row(cell: SweepCell, summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"cell": cell.name, "repeat": cell.repeat, "seed": cell.seed, **cell.point, **summary}
 
 
-def is_whole(plan: SweepPlan, finished: Mapping[str, Entry], failed: Mapping[str, Entry]) -> bool:
-    """Whether every cell has ended."""
-    return all(cell.name in finished or cell.name in failed for cell in plan.cells)
-
-
 def exit_code(plan: SweepPlan, finished: Mapping[str, Entry], failed: Mapping[str, Entry], ended: Ended) -> int:
     """The worst of what happened."""
     if ended.interrupted:

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from experiments import exits, store
 from experiments.announcement import counted
-from experiments.compare import STATUS, finish_manifest, folder_of, write_report
+from experiments.compare import STATUS, folder_of, write_report
 from experiments.console import Talk, say, say_json, show
-from experiments.csv_text import to_csv
 from experiments.exits import UsageError
 from experiments.flags import Flags
 from experiments.manifest import Invocation, now
-from experiments.store import Store
 from experiments.sweep.estimate import estimate
 from experiments.sweep.execution import Ended, Entry, execute
 from experiments.sweep.flags import SweepFlags
 from experiments.sweep.folder import SweepFolder
-from experiments.sweep.job import Job, JobResult, job_of
-from experiments.sweep.ledger import ledgers_of, read_history
+from experiments.sweep.job import Job, job_of
 from experiments.sweep.lock import at_work
-from experiments.sweep.manifest import axes_entries, manifest_of
-from experiments.sweep.planning import SweepPlan
+from experiments.sweep.manifest import axes_entries
+from experiments.sweep.planning import SweepPlan, told
 from experiments.sweep.progress import watched
 from experiments.sweep.request import Request, check_launcher, launcher_of, num_jobs, request_of
-from experiments.sweep.summary import MOST_SHOWN, exit_code, is_whole, notes_of, rows_of, table_of
-
-
-@dataclass(frozen=True, slots=True)
-class FolderKeeper:
-    """Results go to the folder and its ledger."""
-
-    place: SweepFolder
-
-    def started(self, job: Job) -> None:
-        """A line without waiting for the disk: if it is lost, the cell is redone anyway."""
-        self.place.ledger.append("running", {"cell": job.name, "key": job.key}, sync=False)
-
-    def keep(self, result: JobResult) -> Entry:
-        """The files, then the line."""
-        return self.place.write(result)
+from experiments.sweep.summary import MOST_SHOWN, table_of
+from experiments.sweep.unite import Finish, FolderKeeper, State, finish, state_of
 
 
 def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
@@ -69,11 +51,15 @@ def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
                 talk.warn(f"warning: {folder}: {line} is not a line of a ledger: passed over, its cell is redone")
             todo = left(request, place.finished(request.plan, history), out)
             with watched(len(todo), {cell.name: cell.label for cell in request.plan.cells}, talk) as on_end:
-                if todo:
-                    (folder / store.MANIFEST).unlink(missing_ok=True)
-                keeper = FolderKeeper(place)
-                ended = execute(todo, launcher, keeper, fail_fast=out.fail_fast, on_end=on_end)
-            return conclude(request, place, ended, len(todo), invocation, out, talk)
+                place.clear_manifest(todo)
+                ended = execute(todo, launcher, FolderKeeper(place), fail_fast=out.fail_fast, on_end=on_end)
+            state = state_of(request.plan, place)
+            if ended.full_disk is not None:
+                return full(folder, ended.full_disk, talk, state)
+            report = partial(write_report, talk=talk) if out.report else None
+            done = finish(request.plan, place, state, ended, invocation, changed=bool(todo), report=report)
+            conclude(request, state, ended, done, out, folder, talk)
+            return done.code
     except OSError as error:
         return full(folder, error, talk)
 
@@ -91,7 +77,7 @@ def announce(request: Request, talk: Talk) -> None:
     for note in plan.notes:
         talk.note(f"note: {note}")
     for one in plan.infeasible:
-        talk.detail(f"cannot be run: {one.point}: {one.reason}")
+        talk.detail(f"cannot be run: {told(one.point)}: {one.reason}")
 
 
 def say_plan(request: Request, out: SweepFlags) -> int:
@@ -111,7 +97,7 @@ def say_plan(request: Request, out: SweepFlags) -> int:
     for cell in plan.cells:
         say(f"{cell.name}  {cell.label}  {cell.num_blocks:,} blocks  seed {cell.seed}")
     for one in plan.infeasible:
-        say(f"cannot be run: {' '.join(f'{key}={value}' for key, value in one.point.items())}: {one.reason}")
+        say(f"cannot be run: {told(one.point)}: {one.reason}")
     say(f"{counted(len(plan.cells), 'cell')}: {found or 'steps are measured, how long they take is not estimated'}")
     return exits.OK
 
@@ -135,87 +121,46 @@ def left(request: Request, finished: dict[str, Entry], out: SweepFlags) -> list[
 
 
 def conclude(
-    request: Request,
-    place: SweepFolder,
-    ended: Ended,
-    num_todo: int,
-    invocation: Invocation,
-    out: SweepFlags,
-    talk: Talk,
-) -> int:
-    """The summary of what is on disk, manifest last, if every cell has ended; then the answer on stdout."""
-    plan, kept = request.plan, Store(place.folder)
-    history = read_history(ledgers_of(place.folder))
-    finished = place.finished(plan, history)
-    failed = {c.name: history.ended[c.key][-1] for c in plan.cells if c.name not in finished and c.key in history.ended}
-    code = exit_code(plan, finished, failed, ended)
-    if ended.full_disk is not None:
-        return full(place.folder, ended.full_disk, talk, f"{len(finished)} of {len(plan.cells)} cells are finished; ")
-    notes = [*plan.notes, *notes_of(plan, finished)]
-    for note in notes[len(plan.notes) :]:
-        talk.warn(f"warning: {note}")
-    rows, report = rows_of(plan, finished, place.summary_of), None
-    whole = is_whole(plan, finished, failed)
-    if whole and (num_todo or not (place.folder / store.MANIFEST).is_file()):
-        kept.write_text(store.SUMMARY, to_csv(rows))
-        manifest = manifest_of(plan, invocation, finished, failed, kept, notes, STATUS.get(code, "failed"))
-        kept.write_text(store.MANIFEST, store.strict(manifest) + "\n")
-        if out.report and rows:
-            report, drawn = write_report(kept, talk)
-            code = code or (exits.OK if drawn else exits.FAILED_CELLS)
-        finish_manifest(kept, manifest, STATUS.get(code, "failed"))
-    answer(request, rows, notes, report, code, out, place.folder)
-    say_rest(plan, finished, failed, ended, place.folder, whole, talk)
-    return code
-
-
-def answer(
-    request: Request,
-    rows: list[dict[str, Any]],
-    notes: list[str],
-    report: Path | None,
-    code: int,
-    out: SweepFlags,
-    folder: Path,
+    request: Request, state: State, ended: Ended, done: Finish, out: SweepFlags, folder: Path, talk: Talk
 ) -> None:
-    """On stdout: one object, or a table and where the rest is."""
-    plan = request.plan
-    if out.json:
-        entries = axes_entries(plan)
-        say_json({"folder": str(folder), "status": STATUS.get(code, "failed"), **entries, "runs": rows, "notes": notes})
-        return
-    if rows:
-        more = f", the first {MOST_SHOWN}" if len(rows) > MOST_SHOWN else ""
-        show(table_of(plan, rows), f"{counted(len(rows), 'cell')}{more}")
-    say(f"report: {report}" if report else f"results: {folder}")
-
-
-def say_rest(
-    plan: SweepPlan,
-    finished: dict[str, Entry],
-    failed: dict[str, Entry],
-    ended: Ended,
-    folder: Path,
-    whole: bool,
-    talk: Talk,
-) -> None:
-    """What is not done, and how to go on."""
-    done, total = len(finished), len(plan.cells)
-    how = "interrupted: " if ended.interrupted else f"stopped at {ended.stopped_by}: " if ended.stopped_by else ""
+    """The answer on stdout, and on stderr what is missing and how to go on."""
+    for warning in done.warnings:
+        talk.warn(f"warning: {warning}")
+    answer(request.plan, done, out, folder)
     if ended.device_missing:
         talk.warn(ended.device_missing)
-    if failed:
-        talk.warn(
-            f"{counted(len(failed), 'cell')} failed; the reason is in cells/*/error.txt; --resume runs them again"
+    if state.failed:
+        how = "the reasons are in cells/*/error.txt; --resume runs them again"
+        talk.warn(f"{counted(len(state.failed), 'cell')} failed; {how}")
+    if not state.whole:
+        stopped = f"stopped at {ended.stopped_by}: " if ended.stopped_by else "interrupted: " * ended.interrupted
+        talk.warn(f"{stopped}{kept(state, request.plan)}; go on with: pagelab sweep --resume -o {folder}")
+
+
+def answer(plan: SweepPlan, done: Finish, out: SweepFlags, folder: Path) -> None:
+    """One object, or a table and where the rest is."""
+    if out.json:
+        status = STATUS.get(done.code, "failed")
+        say_json(
+            {"folder": str(folder), "status": status, **axes_entries(plan), "runs": done.rows, "notes": done.notes}
         )
-    if not whole:
-        talk.warn(f"{how}{done} of {total} cells are finished and kept; go on with: pagelab sweep --resume -o {folder}")
+        return
+    if done.rows:
+        more = f", the first {MOST_SHOWN}" if len(done.rows) > MOST_SHOWN else ""
+        show(table_of(plan, done.rows), f"{counted(len(done.rows), 'cell')}{more}")
+    say(f"report: {done.report}" if done.report else f"results: {folder}")
 
 
-def full(folder: Path, error: OSError, talk: Talk, done: str = "") -> int:
+def kept(state: State, plan: SweepPlan) -> str:
+    """`12 of 240 cells are finished and kept`."""
+    return f"{len(state.finished)} of {len(plan.cells)} cells are finished and kept"
+
+
+def full(folder: Path, error: OSError, talk: Talk, state: State | None = None) -> int:
     """A disk that takes no more: what is finished stays whole."""
     talk.warn(
-        f"pagelab: {folder}: cannot be written: {error.strerror or error}; {done}what is finished is kept: make room, "
-        f"then say: pagelab sweep --resume -o {folder}"
+        f"pagelab: {folder}: cannot be written: {error}; "
+        + (f"{len(state.finished)} cells are finished and kept; " if state else "what is finished is kept; ")
+        + f"make room, then say: pagelab sweep --resume -o {folder}"
     )
     return exits.FAILED_CELLS
