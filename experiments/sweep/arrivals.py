@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from experiments.arriving import Arriving, arrive
@@ -30,7 +31,7 @@ class RememberedArrivals:
         """As `experiments.arriving.arrive`; a trace that is handed over is not remembered."""
         if trace is not None:
             return arrive(workload, seed, num_runs, trace)
-        key = (workload.model_dump_json(), seed, num_runs)
+        key = (f"{workload.model_dump_json()} {_files(workload)}", seed, num_runs)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
@@ -40,6 +41,12 @@ class RememberedArrivals:
         while self._num_rows > self._most_rows and len(self._known) > 1:
             self._num_rows -= _rows(self._known.popitem(last=False)[1])
         return found
+
+
+def _files(workload: Workload) -> list[tuple[int, int]]:
+    """Time and size of the files that it reads: one that has changed is read again."""
+    paths = (Path(name) for name in (workload.trace, workload.tokenizer, *workload.lengths.values()) if name)
+    return [(path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.is_file()]
 
 
 def _rows(arriving: Arriving) -> int:

@@ -7,6 +7,7 @@ cells of a repeat that differ in an allocator, a block size or a rate replay the
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +39,14 @@ def key_of(plan: Plan) -> str:
     arrives = flat.pop("workload.trace")
     flat.pop("workload.tokenizer", None)  # part of what arrives
     named: dict[str, Any] = map_paths(flat, _content)
-    return sha256_of({"schema": CELL_SCHEMA, "config": named, "trace": arrives})
+    own = {name: _code(name) for name in plan.config.kv.allocator or () if ":" in name}
+    return sha256_of({"schema": CELL_SCHEMA, "config": named, "trace": arrives, **({"code": own} if own else {})})
+
+
+def _code(allocator: str) -> str:
+    """Of the module of a user's own allocator, which the plan has loaded."""
+    file = getattr(sys.modules.get(allocator.partition(":")[0]), "__file__", None)
+    return file_sha256(Path(file)) if file else ""
 
 
 def _content(path: str) -> str:
