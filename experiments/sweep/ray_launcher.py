@@ -67,12 +67,17 @@ class RayLauncher:
                 while waiting and len(out) < limit:
                     job = waiting.popleft()
                     started(job)
-                    out[task.options(num_cpus=1, num_gpus=1 if job.on_gpu else 0).remote(job)] = job
+                    out[task.options(**needs_of(job)).remote(job)] = job
                 [done], _ = ray.wait(list(out), num_returns=1)
                 yield _result(ray, done, out.pop(done))
         finally:
             for reference in out:
                 ray.cancel(reference, force=True)
+
+
+def needs_of(job: Job) -> dict[str, int]:
+    """What a task asks Ray for."""
+    return {"num_cpus": 1, "num_gpus": int(job.on_gpu)}
 
 
 def _result(ray: Any, reference: Any, job: Job) -> JobResult:

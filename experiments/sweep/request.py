@@ -96,7 +96,6 @@ def shard_of(text: str | None) -> tuple[int, int]:
 def launcher_of(out: SweepFlags, plan: SweepPlan, folder: Path) -> Launcher:
     """By name. UsageError, or DeviceMissing where its package or the cells' device is not here."""
     check_launcher(out)
-    on_gpu = plan.base.measure.backend == "gpu"
     if out.launcher == "ray":
         from experiments.sweep.ray_launcher import RayLauncher, imported_ray
 
@@ -109,7 +108,7 @@ def launcher_of(out: SweepFlags, plan: SweepPlan, folder: Path) -> Launcher:
         return SlurmLauncher(folder / store.SLURM, out.jobs or 2, out.address, options_of(out.slurm_option))
     if is_real(plan.base):
         need_device(plan.base.measure.backend)
-    return LocalLauncher(1 if on_gpu else num_jobs(out, plan))
+    return LocalLauncher(num_jobs(out, plan))
 
 
 def check_launcher(out: SweepFlags) -> None:

@@ -27,8 +27,8 @@ def base(tiny_file):
 def sweep(pagelab, tiny_file):
     """`pagelab sweep` on the tiny trace in this process, in an empty folder."""
 
-    def call(*words):
-        fixed = ("--kv-tokens", "4000", "--step-model", LINEAR, "--max-model-len", "2048", "--jobs", "1")
+    def call(*words, jobs=1):
+        fixed = ("--kv-tokens", "4000", "--step-model", LINEAR, "--max-model-len", "2048", "--jobs", jobs)
         return pagelab("sweep", "--trace", tiny_file, *fixed, *words)
 
     return call
