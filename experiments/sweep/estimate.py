@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from experiments.backends import is_real
 from experiments.cells import run_task, task_of
 from experiments.resolve import plan_of
 from experiments.settings import Config
@@ -49,7 +48,7 @@ def spoken(seconds: float) -> str:
 
 def estimate(plan: SweepPlan, jobs: int) -> Estimate | None:
     """None where steps are measured, or no probe could be replayed: these are not guessed."""
-    if is_real(plan.base):
+    if plan.backends != {"sim"}:
         return None
     count = min(PROBES, len(plan.cells))
     chosen = [plan.cells[(2 * i + 1) * len(plan.cells) // (2 * count)] for i in range(count)]

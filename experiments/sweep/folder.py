@@ -54,6 +54,8 @@ class SweepFolder:
         self.ledger.path.parent.mkdir(exist_ok=True)
         if not self.ledger.path.is_file() or not read_history([self.ledger.path]).asked:
             self.ledger.append("sweep", {"schema": 1, "asked": asked})
+        for told in read_history(ledgers_of(self.folder)).asked:  # another shard may have begun at the same moment
+            _refuse_changed(self.folder, told.get("asked", {}), asked)
         return history
 
     def _write_plan(self, plan: SweepPlan) -> None:
@@ -123,7 +125,11 @@ def asked_of(plan: SweepPlan, tables: Sequence[str], folder: Path) -> dict[str, 
     """What makes a sweep this one, by key: compared when it is resumed."""
     flat = seen_from(folder, plan.common)
     axes = {f"axis {key}": list(values) for key, values in plan.axes.values.items()}
-    more = {"zip": [list(group) for group in plan.axes.zips], "exclude": list(plan.axes.exclude)}
+    more = {
+        "axes": list(plan.axes.keys),
+        "zip": [list(group) for group in plan.axes.zips],
+        "exclude": list(plan.axes.exclude),
+    }
     cells = sha256_of({"cells": [cell.key for cell in plan.cells]})
     asked = {**flat, **axes, **more, "record": sorted(tables), "cells": cells}
     return json.loads(json.dumps(asked))  # type: ignore[no-any-return]

@@ -49,7 +49,7 @@ def swept(base: Config, axes: Axes, jobs: int, out: Path | None, *, resume: bool
     if jobs < 1:
         raise UsageError(f"jobs needs at least 1, got {jobs}")
     plan = plan_sweep(base, axes)
-    launcher = LocalLauncher(1 if base.measure.backend == "gpu" else jobs)
+    launcher = LocalLauncher(1 if "gpu" in plan.backends else jobs)
     if out is None:
         keeper = MemoryKeeper()
         ended = execute([job_of(cell, tables) for cell in plan.cells], launcher, keeper)

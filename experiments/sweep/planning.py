@@ -80,6 +80,11 @@ class SweepPlan:
     first: Plan
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def backends(self) -> set[str]:
+        """What runs the steps of the cells."""
+        return {cell.config["measure"].get("backend", "sim") for cell in self.cells}
+
 
 def told(point: Mapping[str, Any]) -> str:
     """`kv.block_size=8 kv.allocator=null`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments import store
-from experiments.backends import is_real, need_device
+from experiments.backends import need_device
 from experiments.cells import TABLES
 from experiments.config import Layer, read_layer, resolve_layers
 from experiments.exits import UsageError
@@ -106,8 +106,8 @@ def launcher_of(out: SweepFlags, plan: SweepPlan, folder: Path) -> Launcher:
 
         imported_submitit()
         return SlurmLauncher(folder / store.SLURM, out.jobs or 2, out.address, options_of(out.slurm_option))
-    if is_real(plan.base):
-        need_device(plan.base.measure.backend)
+    for backend in sorted(plan.backends - {"sim"}):
+        need_device(backend)
     return LocalLauncher(num_jobs(out, plan))
 
 
@@ -125,11 +125,11 @@ def check_launcher(out: SweepFlags) -> None:
 
 def num_jobs(out: SweepFlags, plan: SweepPlan) -> int:
     """Cells at a time on this machine."""
-    if plan.base.measure.backend == "gpu" and out.launcher == "local":
+    if "gpu" in plan.backends and out.launcher == "local":
         if out.jobs > 1:
             raise UsageError(f"--jobs {out.jobs}: --backend gpu runs its cells one by one, they would share the device")
         return 1
-    if is_real(plan.base) and not out.jobs:
+    if plan.backends != {"sim"} and not out.jobs:
         return 1  # two engines on one CPU would measure each other
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return out.jobs or cores

@@ -33,8 +33,9 @@ def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
     invocation = Invocation("sweep", argv, now())
     talk = Talk(out.quiet, out.verbose, out.progress)
     check_launcher(out)
-    folder = folder_of("sweep", out, flags.trace or flags.workload)
-    request = request_of(flags, out, folder)
+    request = request_of(flags, out, folder_of("sweep", out, None))
+    work = request.plan.base.workload
+    folder = folder_of("sweep", out, work.trace or work.name)
     announce(request, talk)
     if out.dry_run:
         return say_plan(request, out)

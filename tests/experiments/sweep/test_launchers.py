@@ -96,6 +96,19 @@ def test_the_order_of_running_does_not_show(whole, sweep, tmp_path, cells):
     assert done.err[first:].splitlines()[0].split(": ")[0] != "[1/8] kv.allocator=paged kv.block_size=8 "
 
 
+def test_the_order_of_the_axes_changes_no_cell(whole, sweep, tmp_path, cells):
+    back = [
+        word for key, values in reversed(GRID.items()) for word in ("--axis", f"{key}={','.join(map(str, values))}")
+    ]
+    assert sweep(*back, "-o", "back", "--record", TABLES).code == 0
+    found = cells(tmp_path / "back")
+    assert {name for name in found if found[name] != whole[name]} == {"summary.csv", "plan.csv"}  # columns and rows
+    assert found.keys() == whole.keys()
+    done = sweep(*back, "-o", "serial", "--record", TABLES, "--resume")
+    assert done.code == 2
+    assert 'axes: ["kv.allocator", "kv.block_size", "scheduler.max_num_seqs"] there' in done.err
+
+
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(whole, sweep, tmp_path, cells):
     assert sweep(*AXES, "-o", "two", "--record", TABLES, jobs=2).code == 0
