@@ -5,7 +5,7 @@ import tomllib
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.config import Layer, read_layer, to_toml
@@ -34,6 +34,7 @@ def some_axes(draw):
     return Axes(values, (tuple(keys[:zipped]),) if together else ())
 
 
+@settings(max_examples=60, deadline=None)
 @given(some_axes())
 def test_points_are_the_product_of_the_groups_and_each_has_every_key(axes):
     zipped = {key for group in axes.zips for key in group}
@@ -52,6 +53,7 @@ def test_without_zips_points_are_the_cartesian_product_in_order():
     assert [tuple(point.values()) for point in axes.points()] == list(product([1, 8], ["paged", "orca-max"]))
 
 
+@settings(max_examples=60, deadline=None)
 @given(some_axes())
 def test_what_is_written_into_a_file_is_what_is_read_back(axes):
     table = tomllib.loads(to_toml({"sweep": axes.table()}))["sweep"]

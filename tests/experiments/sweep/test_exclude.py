@@ -1,7 +1,7 @@
 """Expressions that leave cells out: they mean what Python means by them, and can do nothing else."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.exits import UsageError
@@ -34,6 +34,7 @@ EXPRESSIONS = st.recursive(
 
 
 @pytest.mark.filterwarnings("ignore:.*with a literal")
+@settings(max_examples=60, deadline=None)
 @given(EXPRESSIONS)
 def test_an_expression_is_true_where_python_says_so(text):
     spelled = text

@@ -67,7 +67,7 @@ def words_of(tiny_file, *more):
     return ["sweep", "--trace", str(tiny_file), *fixed, "--jobs", "1", "--quiet", *more]
 
 
-MOMENTS = (2, 9, 16, 23, 30, 37)
+MOMENTS = (2, 16, 30, 41)
 """Of some fifty times that the sweep of three cells writes."""
 EVERY = 500
 

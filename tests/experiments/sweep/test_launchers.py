@@ -48,7 +48,7 @@ class Dealt:
             yield run_job(job)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 4))
 def test_any_order_and_any_sharding_give_the_same_bytes(seed, parts, whole, sweep, base, tmp_path, cells):
     """Shards in a random order, each with its cells in a random order; resuming unites them."""
