@@ -7,9 +7,11 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.cells import TABLES, Outcome, run_task, task_of
+from experiments.config import flatten, map_paths, nested
 from experiments.exits import DeviceMissing
 from experiments.resolve import plan_of
 from experiments.settings import Config
@@ -58,9 +60,10 @@ class JobResult:
 
 
 def job_of(cell: SweepCell, tables: Sequence[str]) -> Job:
-    """The job of a planned cell."""
+    """The job of a planned cell; its paths are absolute, as workers may be in other folders."""
     on_gpu = cell.config["measure"].get("backend") == "gpu"
-    return Job(cell.name, cell.key, cell.config, tuple(name for name in TABLES if name in tables), on_gpu)
+    flat = map_paths(flatten(cell.config), lambda path: str(Path(path).absolute()))
+    return Job(cell.name, cell.key, nested(flat), tuple(name for name in TABLES if name in tables), on_gpu)
 
 
 def run_job(job: Job) -> JobResult:

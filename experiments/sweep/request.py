@@ -36,15 +36,13 @@ class Request:
     plan: SweepPlan
     tables: tuple[str, ...]
     shard: tuple[int, int]
-    again: bool
-    """Whether the sweep is the one that is stored in the folder."""
 
 
 def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
     """UsageError with what is wrong and where."""
     tables, flags = split_record(flags)
     layers = flags.layers()
-    if again := out.resume and not any(layer.values or layer.sweep for layer in layers) and not out.axis:
+    if out.resume and not any(layer.values or layer.sweep for layer in layers) and not out.axis:
         layers = stored_layers(folder)
         tables = tables or stored_tables(folder)
     axes = axes_of(layers, out.axis, out.zip, out.exclude)
@@ -54,7 +52,7 @@ def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return Request(plan_sweep(base, axes), tables, shard_of(out.shard), again)
+    return Request(plan_sweep(base, axes), tables, shard_of(out.shard))
 
 
 def split_record(flags: Flags) -> tuple[tuple[str, ...], Flags]:

@@ -149,6 +149,19 @@ def test_a_job_that_does_not_fit_its_plan_is_a_failed_cell(base):
     assert list(result.files) == ["error.txt"]
 
 
+def test_a_job_runs_in_any_folder(base, tiny_file, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "near.csv").write_bytes(tiny_file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    [cell, _] = plan_sweep(base.with_(trace="near.csv"), axes_of_keys({"kv.block_size": [8, 16]})).cells
+    job = job_of(cell, ())
+    here = run_job(job)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    there = run_job(job)
+    assert here.error == there.error == ""
+    assert here.files == there.files
+
+
 def test_a_trace_that_has_gone_is_a_failed_cell(base, tiny_file, tmp_path):
     copy = tmp_path / "gone.csv"
     copy.write_bytes(tiny_file.read_bytes())
