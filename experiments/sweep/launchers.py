@@ -42,15 +42,14 @@ class LocalLauncher:
 
     def results(self, jobs: Sequence[Job], started: Started) -> Results:
         """As `Launcher.results`. A process that dies takes at most its own cell with it."""
-        workers = min(self.jobs, len(jobs))
-        if workers <= 1:
+        if self.jobs == 1:
             for job in jobs:
                 started(job)
                 yield run_job(job)
             return
         waiting = deque(jobs)
         while waiting:
-            suspects = yield from _round(waiting, workers, started)
+            suspects = yield from _round(waiting, min(self.jobs, len(waiting)), started)
             for job in suspects:  # one of them ended the pool: alone, each ends only itself
                 yield from _alone(job)
 

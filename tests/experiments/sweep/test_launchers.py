@@ -138,6 +138,8 @@ def test_a_process_that_dies_takes_its_own_cell_with_it_and_no_other(sweep, tmp_
     done = sweep(*words, "-o", "out", jobs=2)
     assert done.code == 3
     assert done.err.count("the process that ran it died") == 3
+    again = sweep(*words, "-o", "out", "--resume", jobs=2)
+    assert (again.code, again.err.count("the process that ran it died")) == (3, 3)
     assert len((tmp_path / "out/summary.csv").read_text().splitlines()) == 1 + 3
 
 
