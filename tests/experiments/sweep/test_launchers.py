@@ -86,6 +86,8 @@ def test_a_shard_of_another_sweep_is_refused(sweep, tmp_path):
     done = sweep("--axis", "kv.block_size=8,32", "-o", "one", "--shard", "2/2")
     assert done.code == 2
     assert "axis kv.block_size: [8, 16] there, [8, 32] now" in done.err
+    assert not (tmp_path / "one/shards/2-of-2.jsonl").exists()
+    assert sweep(*AXES, "-o", "one", "--shard", "2/2").code == 0
 
 
 def test_the_order_of_running_does_not_show(whole, sweep, tmp_path, cells):
