@@ -1,13 +1,14 @@
-"""The Python interface: a configuration and a trace in, data frames out; nothing is printed or written.
+"""The Python interface: a configuration and a trace in, data frames out; nothing is printed, and nothing is written but
+by a `sweep` that is told where.
 
-from experiments.api import Config, compare, run
+from experiments.api import Config, compare, run, sweep
 result = run(Config.of(allocator="paged", block_size=16, kv_tokens=40_000), "trace.csv")
 result.summary, result.requests, result.timeline
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,10 @@ from experiments.store import summary_row
 if TYPE_CHECKING:
     import pandas as pd
 
+    from experiments.sweep.planning import SweepPlan
     from workloads import Trace
 
-__all__ = ["Comparison", "Config", "Result", "compare", "run"]
+__all__ = ["Comparison", "Config", "Result", "Sweep", "compare", "run", "sweep"]
 
 Source = Any
 """A Trace, the path of a trace file, or None for the configuration's own workload."""
@@ -86,6 +88,26 @@ class Comparison:
         return pd.DataFrame([summary_row(result.outcome) for result in self.results])
 
 
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Every cell of some axes."""
+
+    plan: SweepPlan
+    rows: list[dict[str, Any]]
+    """Of the cells that ran to their end, as in summary.csv."""
+    failed: dict[str, str]
+    """Why the others did not, by cell."""
+    folder: Path | None
+    """Where the results lie; None: nowhere."""
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row a cell and repeat, with a column an axis."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+
 def run(config: Config | Mapping[str, Any] | None = None, trace: Source = None) -> Result:
     """One allocator, one block size. ValueError for what cannot be run; RuntimeError if the run breaks."""
     plan = _planned(config, trace, "run")
@@ -96,6 +118,33 @@ def compare(config: Config | Mapping[str, Any] | None = None, trace: Source = No
     """Every allocator with every block size of the configuration."""
     plan = _planned(config, trace, "compare")
     return Comparison(plan, _results(plan))
+
+
+def sweep(
+    config: Config | Mapping[str, Any] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    num_runs: int | None = None,
+    jobs: int = 1,
+    out: str | Path | None = None,
+    resume: bool = False,
+    *,
+    zips: Sequence[Sequence[str]] = (),
+    exclude: Sequence[str] = (),
+    record: Sequence[str] = (),
+) -> Sweep:
+    """Every combination of the grid's values, by dotted key; None leaves a key unset. `zips` are keys that go together,
+    `exclude` are expressions, `record` tables that each cell keeps in `out`. `resume` goes on with what is in `out`.
+
+    ValueError for what cannot be run. With jobs > 1 call it under `if __name__ == "__main__"`: processes are spawned.
+    """
+    from experiments.sweep.axes import axes_of_keys
+    from experiments.sweep.in_python import swept
+
+    base = config if isinstance(config, Config) else config_of(config or {})
+    base = base if num_runs is None else base.with_(num_runs=num_runs)
+    axes = axes_of_keys(grid or {}, zips, exclude)
+    plan, rows, failed = swept(base, axes, jobs, None if out is None else Path(out), resume=resume, tables=record)
+    return Sweep(plan, rows, failed, None if out is None else Path(out))
 
 
 def _planned(config: Config | Mapping[str, Any] | None, source: Source, verb: str) -> Plan:

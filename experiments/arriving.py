@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,10 @@ class Arriving:
     provenance: dict[str, Any]
     """For the manifest and the JSON object: name, hash, format, file name and the file's own hash."""
     notes: list[str] = field(default_factory=list)
+
+
+Source = Callable[["Workload", int, int, "Trace | None"], Arriving]
+"""`arrive`, or what remembers its answers."""
 
 
 def arrive(workload: Workload, seed: int, num_runs: int, trace: Trace | None = None) -> Arriving:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from workloads import Trace
 
 OnTurn = Callable[[int], None]
+TABLES = ("requests", "timeline")
+"""What `run` and `compare` keep of every cell, beside its summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Task:
     """None where steps are simulated."""
     costs: dict[str, Any] = field(default_factory=dict)
     """Of copies and swaps, in ps a block, and of a search's beams; {} where there are none."""
+    tables: tuple[str, ...] = TABLES
+    """Which of these are made; map and steps are made where the run records them."""
 
 
 @dataclass(slots=True)
@@ -146,8 +150,8 @@ def _replayed(task: Task, on_turn: OnTurn | None) -> Outcome:
     simulation.replay()
     replay_wall_s = time.perf_counter() - begun
     run = simulation.run()
-    tables = {"requests": run.requests(), "timeline": run.timeline()}
-    if len(run.recorder.away.starts):
+    tables = {name: getattr(run, name)() for name in TABLES if name in task.tables}
+    if "requests" in tables and len(run.recorder.away.starts):
         tables["preemptions"] = run.preemptions()
     if task.cell.map_frames:
         tables["map"] = run.memory_map()

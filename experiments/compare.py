@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,13 @@ from experiments.announcement import announce, counted
 from experiments.backends import engine_config_of, is_real, need_torch, try_out
 from experiments.cells import Outcome, Task, run_task, task_of
 from experiments.comparison_table import percentile_notes, table, verdict, window_notes
-from experiments.config import dump, flatten, map_paths, resolve_layers, to_toml
+from experiments.config import dump, flatten, map_paths, nested, resolve_layers, to_toml
 from experiments.console import PS, Talk, say, say_json, show, stdout_width
 from experiments.csv_text import to_csv
 from experiments.exits import UsageError
-from experiments.flags import Flags, OutputFlags
+from experiments.flags import Flags
 from experiments.manifest import Invocation, engine_entries, manifest_of, now
+from experiments.output_flags import OutputFlags
 from experiments.rejections import rejection_notes
 from experiments.resolve import Plan, plan_of, pool_config
 from experiments.series import AttentionKernel, series_of
@@ -109,24 +110,17 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
 
 def write_inputs(kept: Store, plan: Plan, flags: Flags) -> None:
     """The configuration as given and as resolved, its paths seen from the results folder; the trace's lengths."""
-    here = kept.folder.resolve()
-    flat = map_paths(flatten(dump(plan.config)), lambda path: _from(here, path))
-    tree: dict[str, Any] = {}
-    for dotted, value in flat.items():
-        *tables, leaf = dotted.split(".")
-        place = tree
-        for name in tables:
-            place = place.setdefault(name, {})
-        place[leaf] = value
-    kept.write_text(store.RESOLVED, to_toml(tree))
+    kept.write_text(store.RESOLVED, to_toml(nested(seen_from(kept.folder, flatten(dump(plan.config))))))
     kept.write_text(store.LENGTHS, lengths_csv(plan.arriving))
     if flags.config:
         texts = (f"# {path.name}\n{path.read_text(encoding='utf-8')}" for path in flags.config)
         kept.write_text(store.INPUT, "\n".join(texts))
 
 
-def _from(folder: Path, path: str) -> str:
-    return Path(os.path.relpath(Path(path).resolve(), folder)).as_posix()
+def seen_from(folder: Path, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration by dotted key, its paths relative to a folder."""
+    here = folder.resolve()
+    return map_paths(flat, lambda path: Path(os.path.relpath(Path(path).resolve(), here)).as_posix())
 
 
 def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:

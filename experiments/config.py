@@ -39,6 +39,8 @@ class Layer:
     """The file's text, to find lines in."""
     places: Mapping[str, str] = field(default_factory=dict)
     """Where single keys come from, if not from `source`."""
+    sweep: Mapping[str, Any] = field(default_factory=dict)
+    """The file's [sweep] table: axes are no part of a configuration, and only `sweep` and its plan read them."""
 
     def place(self, key: str) -> str:
         """`exp.toml:7` where the line can be found, else the source."""
@@ -91,8 +93,10 @@ def read_layer(path: Path) -> Layer:
             raise UsageError(
                 f"{path}: {name} is a table: write [{name}] above its keys, or {ALIASES.get(name, name)} = ..."
             )
-    values = flatten(tree)
-    return Layer(_rebased(values, path.parent), str(path), text)
+    sweep = tree.pop("sweep", {})
+    if not isinstance(sweep, dict):
+        raise UsageError(f"{path}: sweep is a table: write [sweep.grid] above its axes")
+    return Layer(_rebased(flatten(tree), path.parent), str(path), text, sweep=sweep)
 
 
 def _rebased(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -145,11 +149,13 @@ def resolve_layers(layers: Iterable[Layer], lower: Config | None = None) -> Conf
     values: dict[str, Any] = flatten(dump(lower)) if lower is not None else {}
     origin: dict[str, Layer] = {}
     for layer in layers:
+        if layer.sweep:
+            raise UsageError(f"{layer.source}: [sweep] is what `pagelab sweep` reads: use that verb, or take it out")
         _displace(values, layer)
         values |= layer.values
         origin |= dict.fromkeys(layer.values, layer)
     try:
-        return Config.model_validate(_nested(values, origin))
+        return Config.model_validate(nested(values, origin))
     except ValidationError as error:
         raise UsageError("\n".join(_complaint(item, origin) for item in error.errors()[:5])) from None
 
@@ -163,7 +169,8 @@ def _displace(values: dict[str, Any], layer: Layer) -> None:
         values.pop("kv.sweep", None)
 
 
-def _nested(values: Mapping[str, Any], origin: Mapping[str, Layer]) -> dict[str, Any]:
+def nested(values: Mapping[str, Any], origin: Mapping[str, Layer] | None = None) -> dict[str, Any]:
+    """Dotted keys as nested tables; UsageError, with the place, where a value is in the way of a table."""
     tree: dict[str, Any] = {}
     for dotted, value in values.items():
         *tables, leaf = dotted.split(".")
@@ -171,7 +178,7 @@ def _nested(values: Mapping[str, Any], origin: Mapping[str, Layer]) -> dict[str,
         for name in tables:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                place = origin[dotted].place(dotted) if dotted in origin else "configuration"
+                place = origin[dotted].place(dotted) if origin and dotted in origin else "configuration"
                 raise UsageError(f"{place}: {dotted}: {name} is not a table")
         table[leaf] = value
     return tree

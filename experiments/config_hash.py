@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from experiments.config import dump, flatten
 
@@ -23,12 +24,22 @@ NEWER_KEYS = {
 """Keys that came when there were stored results already: at their defaults they are not part of the hash."""
 
 
-def config_sha256(config: Config, arriving: Arriving) -> str:
-    """The same for the same numbers: what arrives counts by content, not by path."""
+def hashed_keys(config: Config, arriving: Arriving) -> dict[str, Any]:
+    """What the hash is made from, by dotted key; what arrives counts by content, not by path."""
     flat = flatten(dump(config))
     flat.pop("workload.lengths", None)
     for key, default in NEWER_KEYS.items():
         if flat.get(key) == default:
             del flat[key]
     flat["workload.trace"] = arriving.provenance.get("sha256_by_seed", arriving.provenance["sha256"])
-    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()
+    return flat
+
+
+def config_sha256(config: Config, arriving: Arriving) -> str:
+    """The same for the same numbers."""
+    return sha256_of(hashed_keys(config, arriving))
+
+
+def sha256_of(keys: Mapping[str, Any]) -> str:
+    """Of plain values, in any order of keys."""
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()

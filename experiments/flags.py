@@ -13,7 +13,6 @@ from cyclopts import Group, Parameter
 
 from experiments.session_flags import SessionFlags
 from experiments.sharing_flags import SharingFlags
-from experiments.whole import Whole
 
 if TYPE_CHECKING:
     from experiments.config import Layer
@@ -24,7 +23,6 @@ _POOL = Group("KV memory", sort_key=3)
 _RULES = Group("Scheduler", sort_key=4)
 _MEASURE = Group("Measurement", sort_key=5)
 _ENGINE = Group("Real engine", sort_key=6)
-_OUT = Group("Output", sort_key=7)
 Text = str | None
 Switch = bool | None
 
@@ -35,10 +33,6 @@ Argv = Annotated[tuple[str, ...], Parameter(parse=False)]
 
 def _option(group: Group, text: str, *names: str) -> Any:
     return Parameter(group=group, help=text, name=names or None, show_default=False)
-
-
-def _switch(text: str, *names: str) -> Any:
-    return Parameter(name=names or None, group=_OUT, help=text, negative=(), show_default=False)
 
 
 @Parameter(name="*")
@@ -256,41 +250,3 @@ def pairs_of(texts: tuple[str, ...]) -> dict[str, str]:
     if "" in pairs.values():
         raise UsageError(f"--lengths needs sharegpt=FILE or alpaca=FILE, got {' '.join(texts)}")
     return pairs
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class OutputFlags:
-    """Where results go, and how much is said."""
-
-    output_dir: Annotated[
-        Path | None, _option(_OUT, "Folder of the results [results/VERB-TRACE].", "-o", "--output-dir")
-    ] = None
-    experiment_name: Annotated[Text, _option(_OUT, "A name inside that folder [none].", "-e", "--experiment-name")] = (
-        None
-    )
-    overwrite: Annotated[bool, _switch("Replace results of the same name.")] = False
-    json: Annotated[bool, _switch("One strict JSON object on stdout; writes files only with -o or -e.")] = False
-    report: Annotated[
-        bool,
-        Parameter(
-            name="--report",
-            negative="--no-report",
-            help="Write report.html [yes].",
-            show_default=False,
-            group=_OUT,
-        ),
-    ] = True
-    progress: Annotated[
-        bool,
-        Parameter(
-            name="--progress",
-            negative="--no-progress",
-            help="Show a progress bar on a terminal [yes].",
-            show_default=False,
-            group=_OUT,
-        ),
-    ] = True
-    jobs: Annotated[Whole, _option(_OUT, "Processes; the numbers do not depend on it [1].", "-j", "--jobs")] = 1
-    verbose: Annotated[bool, _switch("Say more.", "-v", "--verbose")] = False
-    quiet: Annotated[bool, _switch("Say nothing but the result.", "-q", "--quiet")] = False

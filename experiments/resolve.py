@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import defaults
-from experiments.arriving import Arriving, arrive
+from experiments.arriving import Arriving, Source, arrive
 from experiments.backends import check_backend, is_real, kv_dtype_of, need_pin, notes_of, shape_of
 from experiments.config_hash import config_sha256
 from experiments.exits import UsageError
@@ -163,20 +163,22 @@ def _scheduling(section: Scheduling, preset: str) -> Scheduling:
     return whole
 
 
-def plan_of(config: Config, *, verb: str = "compare", writes: bool = True, trace: Trace | None = None) -> Plan:
+def plan_of(
+    config: Config, *, verb: str = "compare", writes: bool = True, trace: Trace | None = None, source: Source = arrive
+) -> Plan:
     """A plan, with everything checked that can be checked before the first run; UsageError otherwise.
 
-    `trace` replaces the configuration's workload.
+    `trace` replaces the configuration's workload. `source` finds what arrives; a sweep remembers what it has drawn.
     """
     try:
-        return _plan(filled(config, verb=verb, has_trace=trace is not None), verb, writes, trace)
+        return _plan(filled(config, verb=verb, has_trace=trace is not None), verb, writes, trace, source)
     except UsageError:
         raise
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
 
 
-def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
+def _plan(config: Config, verb: str, writes: bool, trace: Trace | None, source: Source) -> Plan:
     shape = shape_of(config)
     pages = page_tokens(config, shape)
     asked = pairs_of(config.kv, tuple(pages))
@@ -185,7 +187,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None) -> Plan:
         raise UsageError(f"run takes one allocator and one block size, got {len(grid)} pairs: use compare")
     pool = pool_of(config, shape, [size for _, size in grid], pages)
     step_model, limits = step_model_of(config, shape), scheduler_config(config)
-    arriving = arrive(config.workload, config.seed, config.num_runs, trace)
+    arriving = source(config.workload, config.seed, config.num_runs, trace)
     if not all(len(one) for one in arriving.traces.values()):
         raise UsageError(f"{arriving.provenance['name']}: the trace has no requests")
     arriving = arrive_as_samples(config, arriving)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,12 @@ MANIFEST, CELLS, SUMMARY, REPORT, FIGURES = "manifest.json", "cells", "summary.c
 RESOLVED, INPUT, LENGTHS = "config.resolved.toml", "config.input.toml", "trace_lengths.csv"
 TABLES = "tables"
 STEPS, PROFILE, CACHING = "steps.csv", "profile.csv", "caching.csv"
-OURS = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, TABLES, RESOLVED, INPUT, LENGTHS, STEPS, PROFILE, CACHING)
+SWEEP, PLAN, LEDGER, SHARDS = "sweep.toml", "plan.csv", "ledger.jsonl", "shards"
+"""Of a sweep: its axes, its cells, what became of them, and that by shard."""
+LOCKS, SLURM = ".locks", ".slurm"
+"""Who is at work in a sweep, and what Slurm says: no results."""
+OURS: tuple[str, ...] = (MANIFEST, CELLS, SUMMARY, REPORT, FIGURES, TABLES, RESOLVED, INPUT, LENGTHS)
+OURS += (STEPS, PROFILE, CACHING, SWEEP, PLAN, LEDGER, SHARDS, SLURM)
 DERIVED = (REPORT, FIGURES, TABLES)
 """Made from the rest, and made again by `pagelab report`: not part of the data's integrity."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -94,7 +99,7 @@ class Store:
     def create(cls, folder: Path, *, overwrite: bool) -> Store:
         """A fresh folder; UsageError if there is something and it is not to be replaced."""
         for name in cls.replaceable(folder, overwrite=overwrite):
-            _remove(folder / name)
+            remove(folder / name)
         try:
             (folder / CELLS).mkdir(parents=True)
         except OSError as error:
@@ -110,7 +115,7 @@ class Store:
             raise UsageError(f"{str(folder)[:80]}: cannot be a folder: {error.strerror}") from error
         if unfit:
             raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
-        found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+        found = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCKS) if folder.exists() else []
         if found and not overwrite:
             raise UsageError(f"{folder} has results already: say --overwrite, or choose another folder")
         foreign = [name for name in found if name not in OURS and not name.endswith((".tmp", ".part"))]
@@ -124,25 +129,31 @@ class Store:
 
     def write_cell(self, outcome: Outcome) -> None:
         """All of a cell or nothing of it."""
-        final = self.folder / CELLS / outcome.cell.name
-        partial = final.with_name(f".{outcome.cell.name}.part")
-        _remove(partial)
+        self.put_cell(outcome.cell.name, files_of(outcome))
+
+    def put_cell(self, name: str, files: Iterable[tuple[str, bytes]]) -> None:
+        """A cell's folder appears under its name when every file of it is on disk; one of that name is replaced.
+        OSError where the disk is full: then nothing of it is left."""
+        final = self.folder / CELLS / name
+        partial = final.with_name(f".{name}.part")
+        remove(partial)
         partial.mkdir()
-        if outcome.summary is None:
-            write_whole(partial / "error.txt", f"{outcome.error}\n\n{outcome.details}")
-        else:
-            write_whole(partial / "summary.json", strict(outcome.summary) + "\n")
-            write_whole(partial / "validation.json", strict(_validation(outcome)) + "\n")
-            for name, frame in outcome.tables.items():
-                write_whole(partial / f"{name}.parquet", parquet(frame))
-        partial.rename(final)
+        try:
+            for file, data in files:
+                write_whole(partial / file, data)
+            remove(final)
+            partial.rename(final)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         _sync_folder(final.parent)
 
     def files(self) -> list[Path]:
         """All of it but the manifest, by relative path."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
         names = (path.relative_to(self.folder) for path in found)
-        return sorted(name for name in names if name.parts != (MANIFEST,) and not name.name.endswith(".tmp"))
+        kept = (name for name in names if name.parts != (MANIFEST,) and name.parts[0] not in (LOCKS, SLURM))
+        return sorted(name for name in kept if not name.name.endswith(".tmp"))
 
     def hashes(self, *, derived: bool) -> dict[str, str]:
         """sha256 of each file, of the data or of what was made from it."""
@@ -150,11 +161,23 @@ class Store:
         return {name.as_posix(): file_sha256(self.folder / name) for name in wanted}
 
 
+def files_of(outcome: Outcome) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of a cell's files: the error of a run that broke, or its summary, checks and tables."""
+    if outcome.summary is None:
+        yield "error.txt", f"{outcome.error}\n\n{outcome.details}".encode()
+        return
+    yield "summary.json", (strict(outcome.summary) + "\n").encode()
+    yield "validation.json", (strict(_validation(outcome)) + "\n").encode()
+    for name, frame in outcome.tables.items():
+        yield f"{name}.parquet", parquet(frame)
+
+
 def _validation(outcome: Outcome) -> dict[str, Any]:
     return {"passed": not outcome.failed_checks, "num_checks": len(outcome.checks), "checks": outcome.checks}
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """A file, a link or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,7 @@
-"""Tables of one run. Column names carry units; nothing here computes a metric that `sim.metrics` does not define."""
+"""Tables of one run. Column names carry units; nothing here computes a metric that `sim.metrics` does not define.
+
+pandas is imported where a frame is made: a summary alone, of which a sweep makes hundreds, needs none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim import extra_metrics, metrics
@@ -19,6 +21,8 @@ from sim.sharing_recorder import UNIT, SharingRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pandas as pd
 
     from sim.row_store import RowStore
     from sim.simulate import Run
@@ -137,6 +141,8 @@ def _seconds(column: Packed) -> NDArray[np.float64]:
 
 def requests_frame(rows: RowStore) -> pd.DataFrame:
     """One row a request; a time that never came is missing."""
+    import pandas as pd
+
     columns: dict[str, Any] = {}
     for name, field in zip(_REQUEST_COLUMNS, RequestRow._fields, strict=True):
         if name.endswith("_s"):
@@ -182,6 +188,8 @@ def preemptions_frame(run: Run) -> pd.DataFrame:
 
 def timeline_frame(run: Run) -> pd.DataFrame:
     """One row a bin that simulated time reached; means over the bin, the strict fractions among them."""
+    import pandas as pd
+
     starts = [0, *run.bin_edges]
     bounds = [*run.bin_edges, run.makespan + 1]
     records = []
@@ -221,6 +229,8 @@ def _bin(run: Run, row: list[int], start: int, end: int, num_preemptions: int) -
 
 def steps_frame(run: Run) -> pd.DataFrame:
     """One row a step; empty unless the run recorded steps."""
+    import pandas as pd
+
     names = ["time_s", "duration_s", "num_batched_tokens", "num_waiting", "num_preempted", "head_refusal"]
     names += [f"num_{name}_slots" if name != "seqs" else "num_running" for name in at.STATE]
     frame = pd.DataFrame(run.recorder.steps or [], columns=names)
@@ -231,6 +241,8 @@ def steps_frame(run: Run) -> pd.DataFrame:
 
 def map_frame(run: Run) -> pd.DataFrame:
     """Regions of every snapshot, in long form."""
+    import pandas as pd
+
     frames = [
         pd.DataFrame(
             {

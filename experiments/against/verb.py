@@ -12,7 +12,8 @@ from experiments.against.flags import AgainstFlags
 from experiments.console import Talk, say, say_json, show
 from experiments.csv_text import to_csv
 from experiments.exits import UsageError
-from experiments.flags import Flags, OutputFlags
+from experiments.flags import Flags
+from experiments.output_flags import OutputFlags
 from experiments.views import results_folder
 from sim.lookup import better
 

@@ -1,0 +1,269 @@
+"""The cells of a sweep: every point of the axes with every repeat, resolved as `pagelab run` would, equal ones once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from experiments import defaults
+from experiments.backends import is_real
+from experiments.config import Layer, dump, flatten, resolve_layers
+from experiments.exits import UsageError
+from experiments.resolve import plan_of
+from experiments.sweep.arrivals import of_this_process
+from experiments.sweep.axes import Axes, Point
+from experiments.sweep.exclude import excluded
+from experiments.sweep.identity import NAME_DIGITS, key_of, seed_of
+
+if TYPE_CHECKING:
+    from experiments.resolve import Plan
+    from experiments.settings import Config
+
+BLOCK_SIZE: Final = "kv.block_size"
+GRID_KEYS: Final = ("kv.allocator", BLOCK_SIZE)
+"""Keys that `compare` takes lists of: a configuration's lists are axes of its sweep."""
+RUN_KEYS: Final = ("seed", "num_runs")
+"""Of each cell its own: the base keeps what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCell:
+    """One run."""
+
+    name: str
+    """Folder: ten digits of its point's hash, and the repeat."""
+    key: str
+    """sha256 of the resolved configuration, the trace and the schema."""
+    point: Point
+    repeat: int
+    seed: int
+    config: dict[str, Any]
+    """Resolved, as plain values."""
+    allocator: str
+    block_size: int
+    num_blocks: int
+    tokens: int | None
+    """Capacity that the pool's blocks were cut from."""
+    num_requests: int
+    trace_sha256: str
+
+    @property
+    def label(self) -> str:
+        """For people: `kv.block_size=8 kv.allocator=paged repeat 0`."""
+        return f"{told(self.point)} repeat {self.repeat}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A point that no run can be made of."""
+
+    point: Point
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """Everything that will be run."""
+
+    axes: Axes
+    num_runs: int
+    base: Config
+    """As asked for, with its gaps."""
+    common: dict[str, Any]
+    """Keys, dotted, on which all resolved cells agree, and the base's seed: the same cells come of it and the axes."""
+    cells: tuple[SweepCell, ...]
+    infeasible: tuple[Infeasible, ...]
+    num_points: int
+    num_excluded: int
+    num_merged: int
+    first: Plan
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def backends(self) -> set[str]:
+        """What runs the steps of the cells."""
+        return {cell.config["measure"].get("backend", "sim") for cell in self.cells}
+
+
+def told(point: Mapping[str, Any]) -> str:
+    """`kv.block_size=8 kv.allocator=null`."""
+    return " ".join(f"{key}={'null' if value is None else value}" for key, value in point.items())
+
+
+def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
+    """Resolves every cell; UsageError for a mistake in a key or value, or where no cell can be run at all."""
+    axes = with_lists(base, axes)
+    if not axes.values and base.num_runs == 1:
+        raise UsageError("sweep: nothing is varied: say --axis KEY=VALUE,VALUE,..., or --num-runs")
+    planning = _Planning(base, axes)
+    for point in axes.points():
+        planning.add(point)
+    return planning.plan()
+
+
+def with_lists(base: Config, axes: Axes) -> Axes:
+    """With the base's lists of allocators and block sizes as axes, unless there are axes of these keys."""
+    if base.kv.sweep:
+        raise UsageError("kv.sweep: a sweep has axes: say --axis kv.block_size=..., and leave out with --exclude")
+    flat = flatten(dump(base))
+    lists = {key: tuple(flat[key]) for key in GRID_KEYS if key not in axes.values and len(flat.get(key) or ()) > 1}
+    return Axes({**axes.values, **lists}, axes.zips, axes.exclude) if lists else axes
+
+
+class _Planning:
+    """Adds points one by one."""
+
+    def __init__(self, base: Config, axes: Axes) -> None:
+        self._base, self._axes = base, axes
+        self._values = flatten(dump(base))
+        self._cells: dict[str, SweepCell] = {}
+        self._infeasible: list[Infeasible] = []
+        self._merged: list[str] = []
+        self._excluded = self._points = 0
+        self._common: dict[str, Any] | None = None
+        self._first: Plan | None = None
+
+    def add(self, point: Point) -> None:
+        self._points += 1
+        values = {**self._values, **point}
+        if any(excluded(expression, _single(values)) for expression in self._axes.exclude):
+            self._excluded += 1
+            return
+        config = self._config(point)
+        try:
+            plans = [plan_of(one, verb="run", writes=False, source=of_this_process()) for one in self._repeats(config)]
+        except UsageError as error:
+            self._infeasible.append(Infeasible(point, str(error)))
+            return
+        keys = [key_of(plan) for plan in plans]
+        for repeat, (plan, key) in enumerate(zip(plans, keys, strict=True)):
+            self._enter(point, repeat, plan, key, f"{keys[0][:NAME_DIGITS]}-r{repeat}")
+
+    def _enter(self, point: Point, repeat: int, plan: Plan, key: str, name: str) -> None:
+        if key in self._cells:
+            if repeat == 0:
+                same = self._cells[key].point
+                self._merged.append(f"{told(point)} " + ("twice" if same == point else f"is {told(same)}"))
+            return
+        flat = flatten(dump(plan.config))
+        if self._common is None:
+            self._common, self._first = flat, plan
+        self._common = {k: value for k, value in self._common.items() if k in flat and flat[k] == value}
+        [cell] = plan.cells
+        self._cells[key] = SweepCell(
+            name=name,
+            key=key,
+            point=point,
+            repeat=repeat,
+            seed=cell.seed,
+            config=dump(plan.config),
+            allocator=cell.allocator,
+            block_size=cell.block_size,
+            num_blocks=cell.num_blocks,
+            tokens=plan.pool.tokens,
+            num_requests=int(plan.arriving.provenance["num_requests"]),
+            trace_sha256=plan.arriving.provenance["sha256"],
+        )
+
+    def _config(self, point: Point) -> Config:
+        """The base with the point's values; a null takes the key out."""
+        unset = {key for key, value in point.items() if value is None}
+        lower = {key: value for key, value in self._values.items() if key not in unset}
+        given = {key: value for key, value in point.items() if value is not None}
+        pinned = self._tokens({**lower, **given})
+        if pinned is not None:
+            lower.pop("kv.num_blocks", None)
+            given.pop("kv.num_blocks", None)
+            given["kv.kv_tokens"] = pinned
+        places = {key: f"--axis {key}" for key in given}
+        return resolve_layers([Layer(lower, "configuration"), Layer(given, "axes", places=places)])
+
+    def _tokens(self, values: Mapping[str, Any]) -> int | None:
+        """What a pinned number of blocks comes to along a block-size axis: equal pools, unless unequal ones are asked
+        for, or the two are zipped."""
+        blocks, zipped = (
+            values.get("kv.num_blocks"),
+            any({"kv.num_blocks", BLOCK_SIZE} <= {*z} for z in self._axes.zips),
+        )
+        if BLOCK_SIZE not in self._axes.values or blocks is None or zipped or values.get("kv.allow_unequal_pools"):
+            return None
+        return int(blocks) * self._reference
+
+    @property
+    def _reference(self) -> int:
+        """The block size that a pinned number of blocks counts in."""
+        sizes = self._values.get(BLOCK_SIZE) or defaults.BLOCK_SIZES
+        return int(sizes[0])
+
+    def _repeats(self, config: Config) -> list[Config]:
+        runs = self._base.num_runs
+        if runs > 1 and config.workload.trace and not is_real(config) and config.workload.beam_width is None:
+            raise UsageError(
+                f"num_runs={runs} repeats a seeded workload; a trace file has no seed: every repeat would be the same"
+            )
+        return [config.model_copy(update={"seed": seed_of(config, r), "num_runs": 1}) for r in range(runs)]
+
+    def plan(self) -> SweepPlan:
+        if not self._cells:
+            why = (
+                f"the first: {told(self._infeasible[0].point)}: {self._infeasible[0].reason}"
+                if self._infeasible
+                else ""
+            )
+            raise UsageError(
+                f"sweep: of {self._points} points {self._excluded} are excluded and none of the others can be run"
+                + (f"; {why}" if why else "")
+            )
+        assert self._common is not None
+        assert self._first is not None
+        kept = {key: value for key, value in self._common.items() if key not in (*RUN_KEYS, *self._axes.values)}
+        kept |= {"seed": self._base.seed, "num_runs": self._base.num_runs}
+        names = [cell.name for cell in self._cells.values()]
+        assert len(set(names)) == len(names), "two cells share ten digits of their hashes"
+        return SweepPlan(
+            axes=self._axes,
+            num_runs=self._base.num_runs,
+            base=self._base,
+            common=kept,
+            cells=tuple(self._cells.values()),
+            infeasible=tuple(self._infeasible),
+            num_points=self._points,
+            num_excluded=self._excluded,
+            num_merged=len(self._merged),
+            first=self._first,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> list[str]:
+        notes = [*self._capacity_notes()]
+        if self._merged:
+            more = f", and {len(self._merged) - 3} more" if len(self._merged) > 3 else ""
+            notes.append(
+                f"{len(self._merged)} duplicate points are merged, by the hash of what they resolve to: "
+                f"{'; '.join(self._merged[:3])}{more}"
+            )
+        return notes
+
+    def _capacity_notes(self) -> list[str]:
+        if BLOCK_SIZE not in self._axes.values:
+            return []
+        pools = sorted({cell.tokens for cell in self._cells.values() if cell.tokens is not None})
+        if self._values.get("kv.allow_unequal_pools") or any(BLOCK_SIZE in group for group in self._axes.zips):
+            return ["pools along kv.block_size are as given: they may differ in tokens"]
+        size = f"{pools[0]:,} tokens" if len(pools) == 1 else f"the same tokens (of {pools[0]:,} to {pools[-1]:,})"
+        pinned = self._values.get("kv.num_blocks") or self._axes.values.get("kv.num_blocks")
+        source = f", num_blocks counted in blocks of {self._reference}" if pinned else ""
+        notes = [f"equal capacity along {BLOCK_SIZE}: {size} at every block size, cut down to whole blocks{source}"]
+        if self._values.get("kv.host_blocks") is not None:
+            notes.append("kv.host_blocks counts blocks: host memory grows along kv.block_size; kv.host_bytes does not")
+        return notes
+
+
+def _single(values: Mapping[str, Any]) -> dict[str, Any]:
+    """For expressions: the base's one allocator and block size are lists of one."""
+    flat = dict(values)
+    for key in GRID_KEYS:
+        if isinstance(flat.get(key), list | tuple) and len(flat[key]) == 1:
+            [flat[key]] = flat[key]
+    return flat

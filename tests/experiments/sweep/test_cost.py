@@ -1,0 +1,62 @@
+"""What a sweep costs beside its replays: CPU time of all its processes against that of the bare replays, in one run."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.cells import executor_of, task_of
+from experiments.resolve import plan_of
+from experiments.settings import Config
+from experiments.sweep.arrivals import RememberedArrivals
+from experiments.sweep.axes import axes_of_keys
+from experiments.sweep.planning import plan_sweep
+from sim.simulate import Simulation
+
+GRID = {
+    "kv.allocator": ["paged", "orca-max", "orca-pow2", "orca-oracle", "contiguous-oracle-best-fit"],
+    "kv.block_size": [1, 8, 16, 32, 64, 128],
+    "workload.request_rate": [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4],
+}
+MOST = 1.3
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def bare_replays() -> float:
+    """CPU seconds of the replays and their summaries alone, everything else done before."""
+    plan, arrivals, total = plan_sweep(Config.of(num_requests=1000), axes_of_keys(GRID)), RememberedArrivals(), 0.0
+    assert len(plan.cells) == 240
+    for cell in plan.cells:
+        one = plan_of(Config.model_validate(cell.config), verb="run", writes=False, source=arrivals)
+        task = task_of(one, one.cells[0])
+        simulation = Simulation(task.spec, task.trace, executor_of(task))
+        began = time.process_time()
+        simulation.replay()
+        assert simulation.run().summary["num_requests"] == 1000
+        total += time.process_time() - began
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_of_240_cells_costs_little_more_than_its_replays(tmp_path):
+    axes = [word for key, values in GRID.items() for word in ("--axis", f"{key}={','.join(map(str, values))}")]
+    words = [sys.executable, "-m", "experiments.cli", "sweep", "--num-requests", "1000", *axes, "--jobs", "2", "-q"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    before = bare_replays()  # also what the machine's other load makes of a second is taken on both sides
+    children = cpu_of_children()
+    subprocess.run([*words, "-o", "out"], cwd=tmp_path, env=env, check=True, stdout=subprocess.DEVNULL)
+    cpu_s = cpu_of_children() - children
+    bare_s = (before + bare_replays()) / 2
+    assert cpu_s <= MOST * bare_s, f"sweep {cpu_s:.1f} s of CPU, 240 bare replays {bare_s:.1f} s"
+    lines = (tmp_path / "out/ledger.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["state"] == "done" for line in lines) == 240
+    assert len(list((tmp_path / "out/cells").glob("*/*"))) == 2 * 240
