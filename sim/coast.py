@@ -7,21 +7,43 @@ knees, a picture due, the end of the run) is left to the scheduler, which decide
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from sim.progression import steps_to_reach, total
 
 if TYPE_CHECKING:
+    from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.cost_executor import CostExecutor
-    from sim.recorder import Recorder
-    from sim.sessions import Arrivals
+
+
+class Watching(Protocol):
+    """Who is told what happens on the way: a recorder, or a replica in front of its own."""
+
+    def coasted(self, start: int, first: int, slope: int, duration: int, taken: Sequence[int]) -> None:
+        """See `Recorder.coasted`."""
+        ...
+
+    def finished(self, now: int, finished: Sequence[Request]) -> None:
+        """Requests that stopped at `now`."""
+        ...
+
+
+class Following(Protocol):
+    """Who may have somebody arrive when somebody ends."""
+
+    follows_service: bool
+
+    def ended(self, now: int, finished: Sequence[Request]) -> int:
+        """See `Arrivals.ended`."""
+        ...
 
 
 class Coast:
     """Turns of pure decoding, for executors that know lengths and time by themselves."""
 
-    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder, arrivals: Arrivals) -> None:
+    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Watching, arrivals: Following) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder
