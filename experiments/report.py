@@ -22,6 +22,7 @@ from experiments.figures.tables import (
     MEMORY,
     exclusions,
     lost_cells,
+    replicas,
     results,
     results_by_block_size,
     setup,
@@ -29,7 +30,7 @@ from experiments.figures.tables import (
     speed_columns,
 )
 from sim.extra_metrics import RESIDENCY_METRICS, SHARING_METRICS
-from sim.metrics import ENGINE_METRICS, METRICS, Metric
+from sim.metrics import ENGINE_METRICS, FLEET_METRICS, METRICS, Metric
 
 TEMPLATES = Path(__file__).parent / "templates"
 BLOCK_SIZE_FIGURE = "by_block_size"
@@ -95,6 +96,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "memory": results(stored, MEMORY),
         "speed": results(stored, speed_columns(stored)),
         "shared": shared(stored),
+        "replicas": replicas(stored),
         "by_block_size": results_by_block_size(stored),
         "unequal_pools": unequal_pools(stored.summary),
         "base_block_size": stored.base_block_size,
@@ -113,7 +115,8 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
 def _metrics(stored: Stored) -> list[Metric]:
     """Definitions of the columns that these runs have."""
     more = [metric for metric in (*SHARING_METRICS, *RESIDENCY_METRICS) if metric.name in stored.base]
-    return [*METRICS, *(ENGINE_METRICS if stored.is_measured else ()), *more]
+    fleet = FLEET_METRICS if FLEET_METRICS[0].name in stored.base else ()
+    return [*METRICS, *(ENGINE_METRICS if stored.is_measured else ()), *more, *fleet]
 
 
 def checks_of(stored: Stored) -> dict[str, Any]:

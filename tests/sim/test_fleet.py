@@ -119,7 +119,7 @@ def test_the_random_fleets_meet_what_they_are_meant_to_meet():
 
 
 def test_a_router_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="random.*round-robin, least-loaded, prefix-aware"):
+    with pytest.raises(ValueError, match=r"random.*round-robin, least-loaded, prefix-aware"):
         FleetSpec(2, "random")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one replica"):
         FleetSpec(0)
