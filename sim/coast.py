@@ -49,6 +49,19 @@ class Coast:
         self._recorder = recorder
         self._arrivals = arrivals
 
+    def next_end(self, now: int, end: int) -> int:
+        """When the first of them stops, if nobody arrives before; `now` itself where that cannot be said, or is beyond
+        `end`. Changes nothing."""
+        decodes = self._scheduler.decodes
+        if not decodes.members:
+            return now
+        stop, first, slope = self._executor.line(decodes)
+        if slope is None:
+            return now
+        steps = stop - decodes.clock
+        then = now + total(first, slope, steps)
+        return then if then <= end and self._scheduler.lasts(steps) else now
+
     def run(self, now: int, until: int, end: int) -> int:
         """From the step boundary `now` to the first one at or after `until`, or to where the scheduler must decide.
 

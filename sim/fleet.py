@@ -39,7 +39,7 @@ class Front:
         self.sent: list[list[int]] = [[] for _ in replicas]
         """Ids by replica, in the order of sending."""
         self.woken: list[int] = []
-        """Replicas that were idle and have a request now; whoever wakes them empties it."""
+        """Replicas that are due earlier than they were, as they got a request; whoever reads it empties it."""
         self.closed = False
         """Whether the run is over: nobody is sent anywhere any more."""
 
@@ -112,9 +112,11 @@ class Fleet:
 
     def _serve(self) -> int:
         """Event by event; when the last one was."""
-        due, arrivals, front, end = self._due, self._arrivals, self.front, self._end
+        due, arrivals, end = self._due, self._arrivals, self._end
         now, events = 0, 0
         while True:
+            while due and self.replicas[due[0][1]].due != due[0][0]:
+                heappop(due)  # a request came before
             soonest = min(arrivals.next_time, due[0][0] if due else NEVER)
             if soonest > end or soonest == NEVER:
                 return now
@@ -126,20 +128,33 @@ class Fleet:
                 for replica in self.replicas:
                     replica.now = now
                 arrivals.enqueue_until(now)
-                ready = sorted({*ready, *front.woken})
-                front.woken.clear()
+                ready = sorted({*ready, *self._woken(now)})
             self._decide(ready, now)
             events += 1
             if self._on_turn is not None and events % EVENTS_TO_TELL == 0:
                 self._on_turn(now)
 
+    def _woken(self, now: int) -> list[int]:
+        """Those that decide now as a request came; others are noted for when they will."""
+        ready = []
+        for index in self.front.woken:
+            time = self.replicas[index].due
+            if time == now:
+                ready.append(index)
+            else:
+                heappush(self._due, (time, index))
+        self.front.woken.clear()
+        return ready
+
     def _land(self, now: int) -> list[int]:
         """Steps that end now; whose they were, in order."""
         due, ready = self._due, []
         while due and due[0][0] <= now:
-            index = heappop(due)[1]
-            ready.append(index)
+            time, index = heappop(due)
             replica = self.replicas[index]
+            if replica.due != time or index in ready:
+                continue  # noted before a request came
+            ready.append(index)
             replica.now = now
             finished = replica.land()
             if finished and self._arrivals.follows_service:

@@ -72,6 +72,9 @@ class Replica:
         self._num_done = 0
         self._progress = Progress(scheduler)
         self._coast: Coast | None = None
+        self._coasts_from = -1
+        """Where a run of pure decoding began that nobody has looked at yet: it goes on to its first end, which is
+        `due`, unless a request comes before; -1: none."""
         if cut is None and isinstance(executor, CostExecutor) and not (reads_memory or follows_service):
             self._coast = Coast(scheduler, executor, self, _NobodyFollows())
 
@@ -98,17 +101,27 @@ class Replica:
     # events -------------------------------------------------------------------------------------------------------
 
     def give(self, request: Request) -> bool:
-        """A request for this replica; whether that woke it."""
+        """A request for this replica; whether it is due earlier now."""
         self.num_sent += 1
         self._inbox.append(request)
-        if self.due < NEVER:
-            return False
-        self.due = self.now
-        self.recorder.idle(self._idle_since, self.now)
-        return True
+        before = self.due
+        if before == NEVER:
+            self.due = self.now
+            self.recorder.idle(self._idle_since, self.now)
+        elif self._coasts_from >= 0:
+            self._drift(self.now)
+        return self.due != before
+
+    def _drift(self, until: int) -> None:
+        """Makes good the run of pure decoding, up to its first step boundary at or after `until`."""
+        assert self._coast is not None
+        start, self._coasts_from = self._coasts_from, -1
+        self.due = self._coast.run(start, until, self._end)
 
     def land(self) -> list[Request]:
         """The step under way ends now; who finished."""
+        if self._coasts_from >= 0:
+            self._drift(self.now)
         if self._flight is None:
             return []
         batch, result = self._book()
@@ -134,6 +147,10 @@ class Replica:
                 self.due, self._idle_since = NEVER, now
                 return
             if self._coast is not None and scheduler.may_coast:
+                self.due = self._coast.next_end(now, min(self._end, self.recorder.snapshot_due))
+                if self.due > now:
+                    self._coasts_from = now
+                    return
                 self.due = self._coast.run(now, min(until, self.recorder.snapshot_due), self._end)
                 if self.due > now:
                     return
