@@ -20,6 +20,7 @@ from experiments.bench.cli import bench_app
 from experiments.flags import Argv, Flags, Json, OutputFlags
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.trace_cli import trace_app
+from experiments.truth.cli import validate
 from experiments.whole import MaybeWhole, Whole
 
 
@@ -38,6 +39,7 @@ app = App(
 )
 app.command(trace_app)
 app.command(bench_app)
+app.command(validate)
 
 
 @app.command
@@ -177,14 +179,6 @@ def capacity(
         concurrency=concurrency,
         simulate=simulate,
     )
-
-
-@app.command
-def validate(target: Path, *, json: Json = False) -> int:
-    """Check stored results (hashes, row counts, checks), or a configuration file."""
-    from experiments.validate import validate_verb
-
-    return validate_verb(target, as_json=json)
 
 
 @app.command(name="check-allocator")
