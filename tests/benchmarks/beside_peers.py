@@ -107,7 +107,7 @@ def command(peer: Peer, trace: Path, output: Path) -> list[str]:
         f"{FOREST}_prediction_max_prefill_chunk_size": MAX_MODEL_LEN,
         f"{FOREST}_prediction_max_batch_size": 256,
         f"{FOREST}_prediction_max_tokens_per_request": MAX_MODEL_LEN,
-        f"{FOREST}_num_estimators": 250,
+        f"{FOREST}_num_estimators": 50,  # decides the training alone: the loop reads predictions from a table
         f"{FOREST}_max_depth": 16,
         f"{FOREST}_min_samples_split": 2,
         f"{FOREST}_k_fold_cv_splits": 2,

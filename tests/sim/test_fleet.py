@@ -33,7 +33,7 @@ def fleet_or_none(case) -> FleetRun | None:
 
 @pytest.mark.parametrize("router", ROUTERS)
 @given(seed=SEEDS)
-@random_cases(80)
+@random_cases(50)
 def test_a_fleet_is_the_same_skipped_stepped_and_cut_at_random(router, seed):
     case = random_fleet(seed, router)
     skipped = fleet_or_none(case)
@@ -44,7 +44,7 @@ def test_a_fleet_is_the_same_skipped_stepped_and_cut_at_random(router, seed):
 
 
 @given(seed=SEEDS)
-@random_cases(60)
+@random_cases(40)
 def test_groups_and_swaps_too(seed):
     case = random_fleet(seed, groups=True)
     skipped = fleet_or_none(case)
@@ -54,7 +54,7 @@ def test_groups_and_swaps_too(seed):
 
 @pytest.mark.parametrize("router", ROUTERS)
 @given(seed=SEEDS)
-@random_cases(50)
+@random_cases(30)
 def test_one_replica_behind_any_router_is_the_plain_replay(router, seed):
     case = random_fleet(seed, router)
     case = replace(case, spec=replace(case.spec, fleet=replace(case.spec.fleet, num_replicas=1)))
@@ -70,7 +70,7 @@ def test_one_replica_behind_any_router_is_the_plain_replay(router, seed):
 
 
 @given(seed=SEEDS)
-@random_cases(80)
+@random_cases(50)
 def test_round_robin_is_each_replicas_own_replay_of_its_share(seed):
     case = replace(random_fleet(seed, "round-robin"), tokens=None)
     if not may_be_split(case.spec, case.trace):
@@ -81,7 +81,7 @@ def test_round_robin_is_each_replicas_own_replay_of_its_share(seed):
 
 
 @given(seed=SEEDS)
-@random_cases(80)
+@random_cases(50)
 def test_every_request_has_one_row_and_every_equation_holds(seed):
     case = random_fleet(seed)
     run = fleet_or_none(case)
