@@ -58,12 +58,13 @@ def turns_are_seen_late() -> AbstractContextManager[Any]:
     return mock.patch("sim.fleet.Fleet._decide", decide)
 
 
-FAULTS = (
-    runs_go_on_past_arrivals,
-    routers_see_memory_of_a_runs_end,
-    a_step_is_booked_as_if_nobody_came_meanwhile,
-    turns_are_seen_late,
-)
+FAULTS = {
+    runs_go_on_past_arrivals: 0,
+    routers_see_memory_of_a_runs_end: 0,
+    a_step_is_booked_as_if_nobody_came_meanwhile: 110,
+    turns_are_seen_late: 0,
+}
+"""And the first seed that is tried: rare ones are not looked for from the beginning."""
 
 
 def is_noticed(seed: int, fault: Any) -> bool:
@@ -83,4 +84,4 @@ def is_noticed(seed: int, fault: Any) -> bool:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_broken_rule_is_noticed(fault):
-    assert any(is_noticed(seed, fault) for seed in range(MOST_SEEDS)), fault.__name__
+    assert any(is_noticed(seed, fault) for seed in range(FAULTS[fault], MOST_SEEDS)), fault.__name__
