@@ -56,7 +56,10 @@ def with_fleet(config: Config) -> Config:
     spec = _spec(fleet.model_copy(update={"router": router}))
     names = {"balance_by": "load"}
     wanted = {key: getattr(spec, names.get(key, key)) for key, reader in READ_BY.items() if reader == router}
-    return config.model_copy(update={"fleet": fleet.model_copy(update={"router": router, **wanted})})
+    measure = config.measure.model_copy(update={"map_frames": 0})
+    return config.model_copy(
+        update={"measure": measure, "fleet": fleet.model_copy(update={"router": router, **wanted})}
+    )
 
 
 def _flag(key: str) -> str:

@@ -29,8 +29,8 @@ from experiments.figures.tables import (
     shared,
     speed_columns,
 )
-from sim.extra_metrics import RESIDENCY_METRICS, SHARING_METRICS
-from sim.metrics import ENGINE_METRICS, FLEET_METRICS, METRICS, Metric
+from sim.extra_metrics import FLEET_METRICS, RESIDENCY_METRICS, SHARING_METRICS
+from sim.metrics import ENGINE_METRICS, METRICS, Metric
 
 TEMPLATES = Path(__file__).parent / "templates"
 BLOCK_SIZE_FIGURE = "by_block_size"

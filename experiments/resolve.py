@@ -15,7 +15,7 @@ from experiments.arriving import Arriving, arrive
 from experiments.backends import check_backend, is_real, need_pin, notes_of, shape_of
 from experiments.config_hash import config_sha256
 from experiments.exits import UsageError
-from experiments.fleet import num_replicas, with_fleet
+from experiments.fleet import with_fleet
 from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
 from experiments.series import AttentionKernel
@@ -213,9 +213,7 @@ def _pairs(kv: Memory) -> list[tuple[str, int]]:
 def _cell(config: Config, pool: Pool, sha: str, allocator: str, size: int, seed: int, writes: bool) -> Cell:
     blocks = pool.blocks(size)
     frames = config.measure.map_frames
-    if num_replicas(config) > 1:
-        frames = 0
-    elif frames is None:
+    if frames is None:
         frames = min(defaults.MAP_FRAMES, max(defaults.MAP_ROWS // blocks, 2)) if writes else 0
     digest = hashlib.sha256(f"{sha} {allocator} {size} {seed}".encode()).hexdigest()[:6]
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", allocator).strip(".-") or "allocator"

@@ -16,13 +16,14 @@ from engine.core.limits import PrefixCounters
 from engine.core.registry import make_allocator
 from engine.core.request_level import make_scheduler
 from sim import integrals as at
-from sim import metrics
+from sim.extra_metrics import imbalance
+from sim.frame import Frame, Window
 from sim.int_log import IntLog, Packed
 from sim.integrals import Integrals
 from sim.reconcile import Check
 from sim.row_store import RowStore
 from sim.sessions import Loop
-from sim.simulate import Frame, Run, RunSpec, Window
+from sim.simulate import Run, RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,8 +188,8 @@ class FleetRun(Run):
         return {
             "num_replicas": self.num_replicas,
             "router": self.spec.fleet.router,
-            "load_imbalance": metrics.imbalance(loads) if loads else None,
-            "token_imbalance": metrics.imbalance(tokens) if tokens else None,
+            "load_imbalance": imbalance(loads) if loads else None,
+            "token_imbalance": imbalance(tokens) if tokens else None,
         }
 
 

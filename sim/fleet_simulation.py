@@ -14,6 +14,7 @@ from engine.core.registry import make_allocator
 from engine.core.request_level import make_scheduler
 from sim.fleet import Fleet
 from sim.fleet_run import FleetRun, Part, fleet_checks
+from sim.frame import Window
 from sim.int_log import IntLog
 from sim.reconcile import reconcile
 from sim.replica import Replica
@@ -21,7 +22,7 @@ from sim.router import STATIC, make_router
 from sim.row_store import RowStore
 from sim.rows import Progress
 from sim.sessions import NEVER, last_arrival_ps, loop_of, turns_of
-from sim.simulate import Run, RunSpec, Simulation, Window, cut_for, frame_of, requests_for
+from sim.simulate import Run, RunSpec, Simulation, cut_for, frame_of, requests_for
 from sim.watching import recorder_for
 from workloads.reshape import select
 

@@ -93,20 +93,6 @@ ENGINE_METRICS: tuple[Metric, ...] = (
 """Columns that only runs on the real engine have."""
 
 
-FLEET_METRICS: tuple[Metric, ...] = (
-    Metric("num_replicas", "replicas", "pools, each with a scheduler of its own", "replicas"),
-    Metric(
-        "load_imbalance",
-        "load imbalance",
-        "max over mean of the replicas' requests running and in the queue, each a time-weighted mean over W",
-        "1",
-    ),
-    Metric("token_imbalance", "token imbalance", "max over mean of the replicas' tokens emitted in W", "1"),
-)
-"""Columns that only runs of several replicas have. Counts, tokens and requests of such a run are the whole fleet's,
-`head_blocked_s` is in replica-seconds, shares are of the fleet's capacity."""
-
-
 def quantile(values: Sequence[float], q: float) -> float | None:
     """Linear interpolation between order statistics (NumPy's default); None without values."""
     return float(np.quantile(np.asarray(values, dtype=np.float64), q)) if len(values) else None
@@ -115,12 +101,6 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 def mean(values: Sequence[float]) -> float | None:
     """Exactly rounded sum, so that order does not matter; None without values."""
     return math.fsum(values) / len(values) if len(values) else None
-
-
-def imbalance(loads: Sequence[float]) -> float | None:
-    """Max over mean: 1 where all carry the same, N where one of N carries everything; None without load."""
-    average = mean(loads)
-    return max(loads) / average if average else None
 
 
 def ratio(numerator: int, denominator: int) -> float | None:

@@ -52,9 +52,9 @@ class Recorder:
         self._scheduler = scheduler
         self._allocator: KVAllocator = scheduler.allocator
         self._block_size = self._allocator.block_size
-        self.pool = PoolState(scheduler, final_tokens)
-        self._last_blocks = self.pool.last_blocks if self.pool.pages else None
-        self.integrals = Integrals(edges, block_size=self._block_size, caches=self.pool.caches)
+        self._pool = self.pool = PoolState(scheduler, final_tokens)
+        self._last_blocks = self._pool.last_blocks if self._pool.pages else None
+        self.integrals = Integrals(edges, block_size=self._block_size, caches=self._pool.caches)
         self.rows = RowStore()
         self.wait_starts = IntLog()
         self.wait_ends = IntLog()
@@ -91,7 +91,7 @@ class Recorder:
         if batch.forks:
             self._forked(now, batch.forks)
         for request, lost, _ in batch.preempted:
-            self.pool.drop(request)
+            self._pool.drop(request)
             progress = self._progress[request]
             progress.recount(lost)
             progress.preempted_at = now
@@ -139,7 +139,7 @@ class Recorder:
 
     def coasted(self, start: int, first: int, slope: int, duration: int, taken: Sequence[int]) -> None:
         """Pure decode steps from `start` on while nobody waits: `taken` is the number of blocks taken in each."""
-        decodes, pool, steps = self._scheduler.decodes, self.pool, len(taken)
+        decodes, pool, steps = self._scheduler.decodes, self._pool, len(taken)
         seqs, clock = len(decodes.members), decodes.clock - steps + 1
         before = pool.stats
         free, cached, referenced, _, extra, asked, largest, evictions, _ = pool.stats = self._allocator.stats()
@@ -177,7 +177,7 @@ class Recorder:
             integrals.add_coast(start, run, taken, begun)
 
     def _add(self, start: int, batch: Batch, result: StepResult) -> None:
-        pool = self.pool
+        pool = self._pool
         if batch.num_steps == 1:
             state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
@@ -201,7 +201,7 @@ class Recorder:
             self._progress[request] = Progress(now, hits)
         if self._last_blocks is None:
             for member in members_of(request):
-                self.pool.take(member)
+                self._pool.take(member)
         self.wait_ends.append(now)
 
     def _snapshot(self, now: int) -> None:
@@ -220,7 +220,7 @@ class Recorder:
 
     def idle(self, start: int, end: int) -> None:
         """Nothing runs and nothing waits."""
-        self.integrals.add_idle(start, end, self.pool.read_idle())
+        self.integrals.add_idle(start, end, self._pool.read_idle())
 
     def _block_head(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         end = start + result.duration
@@ -260,7 +260,7 @@ class Recorder:
             self.residency.drain(now)
         groups: dict[Group, None] = {}
         for request in finished:
-            self.pool.drop(request)
+            self._pool.drop(request)
             if request.group is None:
                 progress = self._progress.pop(request)
                 progress.recount(request.computed)

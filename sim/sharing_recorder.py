@@ -44,7 +44,7 @@ class SharingRecorder(Recorder):
     def record(self, start: int, batch: Batch, result: StepResult, next_arrival: int) -> None:
         """A batch; see `Recorder.record`."""
         super().record(start, batch, result, next_arrival)
-        stats = self.pool.stats
+        stats = self._pool.stats
         extra = stats.num_extra_references
         if batch.num_steps == 1:
             self._count(start, stats.num_referenced, extra)
@@ -56,7 +56,7 @@ class SharingRecorder(Recorder):
     def coasted(self, start: int, first: int, slope: int, duration: int, taken: Sequence[int]) -> None:
         """Steps without a batch; see `Recorder.coasted`."""
         super().coasted(start, first, slope, duration, taken)
-        stats = self.pool.stats
+        stats = self._pool.stats
         self._count_run(start, first, slope, taken, stats.num_referenced, stats.num_extra_references, None)
 
     def _count(self, start: int, physical: int, extra: int) -> None:

@@ -17,6 +17,7 @@ from engine.core.step import Cut, never_skip
 from sim import integrals as at
 from sim import metrics
 from sim.arrivals import LengthLimits, requests_of
+from sim.frame import Frame, Window
 from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
@@ -71,15 +72,6 @@ class RunSpec:
     """Of K and V, for the bytes that were swapped; 0: not known."""
     fleet: FleetSpec = SINGLE
     """Replicas, each with a pool and limits as above; more than one: see `sim.fleet_run`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """[start, stop) in picoseconds."""
-
-    start: int
-    stop: int
-    kind: Literal["arrivals", "named", "makespan"]
 
 
 @dataclass
@@ -194,19 +186,6 @@ def window_of(spec: RunSpec, last_arrival: int) -> Window | None:
         start, stop = (round(bound * PS) for bound in spec.window_s)
         return Window(start, stop, "named")
     return Window(0, last_arrival, "arrivals") if last_arrival else None
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Simulated time as a run's tables see it, known before the run. Picoseconds."""
-
-    last: int
-    """The last arrival."""
-    window: Window | None
-    end: int | None
-    bins: list[int]
-    edges: list[int]
-    """Of the integrals: those of bins, window and cut."""
 
 
 def frame_of(spec: RunSpec, last_arrival: int) -> Frame:

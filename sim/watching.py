@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
-    from sim.simulate import Frame, RunSpec
+    from sim.frame import Frame
+    from sim.simulate import RunSpec
 
 
 def recorder_for(spec: RunSpec, scheduler: Scheduler, frame: Frame) -> Recorder:
