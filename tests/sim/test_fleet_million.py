@@ -64,7 +64,7 @@ def measured(count: int, replicas: int, router: str = "round-robin") -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("router,times", [("round-robin", 1.3), ("least-loaded", 2.0)])
+@pytest.mark.parametrize("router,times", [("round-robin", 1.5), ("least-loaded", 2.5)])
 def test_a_million_requests_over_eight_replicas_cost_little_more_than_an_eighth_on_one(router, times):
     alone, fleet = measured(125_000, 1), measured(1_000_000, 8, router)
     print(f"\n{router}: {fleet} beside {alone}")  # noqa: T201 - the numbers of the run, under -s
