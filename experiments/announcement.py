@@ -16,11 +16,16 @@ def announce(plan: Plan, talk: Talk) -> None:
     talk.note(
         f"{trace['name']}: {counted(trace['num_requests'], 'request')}; {config.model.name} on {_where(plan)}, "
         f"max_model_len {config.model.max_model_len:,}; {tokens} ({pool.terms['rule']}); "
-        f"preset {config.scheduler.preset}; {_step_times(plan)}; {counted(len(plan.cells), 'cell')}"
+        f"preset {config.scheduler.preset}; {_step_times(plan)}; {_fleet(plan)}{counted(len(plan.cells), 'cell')}"
     )
     for note in plan.notes:
         talk.note(f"note: {note}")
     talk.detail(to_toml(dump(config)))
+
+
+def _fleet(plan: Plan) -> str:
+    fleet = plan.config.fleet
+    return f"{fleet.replicas} replicas of that pool, {fleet.router}; " if fleet.replicas else ""
 
 
 def _where(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.backends import engine_config_of, engine_for, is_real, need_torch
 from experiments.exits import DeviceMissing
+from experiments.fleet import fleet_spec, fleet_summary, replay_fleet
 from experiments.measured import EngineRun
 from experiments.resolve import Cell, Plan, pool_config, see_own_modules
 from experiments.sharing import shares, transfers_of, width_of
@@ -51,6 +52,8 @@ class Task:
     """Of copies and swaps, in ps a block, and of a search's beams; {} where there are none."""
     tables: tuple[str, ...] = TABLES
     """Which of these are made; map and steps are made where the run records them."""
+    jobs: int = 1
+    """Processes that this cell alone may take, where its replicas can be replayed apart."""
 
 
 @dataclass(slots=True)
@@ -106,6 +109,7 @@ def task_of(plan: Plan, cell: Cell) -> Task:
         beam_search=config.workload.beam_width is not None,
         record_sharing=shares(config) and not is_real(config),
         bytes_per_token=plan.pool.bytes_per_token,
+        fleet=fleet_spec(config),
     )
     engine = engine_config_of(config) if is_real(config) else None
     costs = _costs(config, cell)
@@ -144,6 +148,10 @@ def run_task(task: Task, on_turn: OnTurn | None = None) -> Outcome:
 def _replayed(task: Task, on_turn: OnTurn | None) -> Outcome:
     from sim.simulate import Simulation
 
+    if task.spec.fleet.num_replicas > 1:
+        fleet = replay_fleet(task, on_turn)
+        summary, tables = fleet_summary(fleet)
+        return Outcome(task.cell, summary, [check._asdict() for check in fleet.checks], tables)
     executor = executor_of(task)
     simulation = Simulation(task.spec, task.trace, executor, on_turn=on_turn)
     begun = time.perf_counter()

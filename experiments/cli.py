@@ -27,6 +27,7 @@ from experiments.plot_flags import PlotFlags
 from experiments.reproduce_cli import reproduce
 from experiments.sweep.cli import sweep
 from experiments.trace_cli import trace_app
+from experiments.truth.cli import validate
 from experiments.whole import MaybeWhole, Whole
 
 
@@ -50,6 +51,7 @@ app.command(schema)
 app.command(sweep)
 app.command(reproduce)
 app.command(calibrate)
+app.command(validate)
 
 
 @app.command
@@ -186,14 +188,6 @@ def capacity(
         concurrency=concurrency,
         simulate=simulate,
     )
-
-
-@app.command
-def validate(target: Path, *, json: Json = False) -> int:
-    """Check stored results (hashes, row counts, checks), or a configuration file."""
-    from experiments.validate import validate_verb
-
-    return validate_verb(target, as_json=json)
 
 
 @app.command(name="check-allocator")

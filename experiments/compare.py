@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,8 @@ def replay(plan: Plan, kept: Store | None, talk: Talk, jobs: int) -> Progress:
     """All cells; after an interrupt, what was finished by then."""
     progress = Progress()
     tasks = [task_of(plan, cell) for cell in plan.cells]
+    if len(tasks) == 1:
+        tasks = [replace(tasks[0], jobs=jobs)]
     try:
         for outcome in _serial(tasks, talk) if jobs == 1 or len(tasks) == 1 else _parallel(tasks, jobs):
             if kept is not None:

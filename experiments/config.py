@@ -16,7 +16,7 @@ from engine.core.catalogue import entry
 from experiments.exits import UsageError
 from experiments.settings import Config
 
-SECTIONS = ("workload", "model", "kv", "scheduler", "measure", "engine")
+SECTIONS = ("workload", "model", "kv", "scheduler", "measure", "engine", "fleet")
 WHOLE = ("kv.sweep", "workload.lengths")
 """Tables that are values: their keys are names, and a layer replaces them as a whole."""
 RIVALS = (
@@ -234,12 +234,12 @@ def config_of(keys: Mapping[str, Any], lower: Config | None = None) -> Config:
 
 
 def dump(config: Config) -> dict[str, Any]:
-    """What is set, as plain nested values without nulls: TOML has none. A simulation says nothing of the engine, so
-    that its files and hashes are those of a pagelab without one."""
+    """What is set, as plain nested values without nulls: TOML has none. A simulation says nothing of the engine, and
+    one replica nothing of a fleet, so that files and hashes are those of a pagelab without them."""
     tree = config.model_dump(mode="json", exclude_none=True)
     if config.measure.backend == "sim":
         del tree["measure"]["backend"]
-    return {name: part for name, part in tree.items() if name != "engine" or part}
+    return {name: part for name, part in tree.items() if name not in ("engine", "fleet") or part}
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:

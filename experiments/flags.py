@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from experiments.fleet_flags import FleetFlags
 from experiments.session_flags import SessionFlags
 from experiments.sharing_flags import SharingFlags
 
@@ -37,7 +38,7 @@ def _option(group: Group, text: str, *names: str) -> Any:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Flags(SharingFlags, SessionFlags):
+class Flags(FleetFlags, SharingFlags, SessionFlags):
     """What an experiment is."""
 
     config: Annotated[

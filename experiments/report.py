@@ -27,13 +27,14 @@ from experiments.figures.tables import (
     Table,
     exclusions,
     lost_cells,
+    replicas,
     results,
     results_by_block_size,
     setup,
     shared,
     speed_columns,
 )
-from sim.extra_metrics import RESIDENCY_METRICS, SHARING_METRICS
+from sim.extra_metrics import FLEET_METRICS, RESIDENCY_METRICS, SHARING_METRICS
 from sim.metrics import ENGINE_METRICS, METRICS, Metric
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -104,6 +105,7 @@ def context_of(stored: Stored, figures: list[Drawn]) -> dict[str, Any]:
         "speed": results(stored, speed_columns(stored)),
         "percentiles": results(stored, PERCENTILES),
         "shared": shared(stored),
+        "replicas": replicas(stored),
         "by_block_size": results_by_block_size(stored),
         "unequal_pools": unequal_pools(stored.summary),
         "base_block_size": stored.base_block_size,
@@ -132,7 +134,8 @@ def sweep_context(stored: Stored, figures: list[Drawn], text: Table, table: pd.D
 def _metrics(stored: Stored) -> list[Metric]:
     """Definitions of the columns that these runs have."""
     more = [metric for metric in (*SHARING_METRICS, *RESIDENCY_METRICS) if metric.name in stored.base]
-    return [*METRICS, *(ENGINE_METRICS if stored.is_measured else ()), *more]
+    fleet = FLEET_METRICS if FLEET_METRICS[0].name in stored.base else ()
+    return [*METRICS, *(ENGINE_METRICS if stored.is_measured else ()), *more, *fleet]
 
 
 def checks_of(stored: Stored) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from experiments.arriving import Arriving, Source, arrive
 from experiments.backends import check_backend, is_real, kv_dtype_of, need_pin, notes_of, shape_of
 from experiments.config_hash import config_sha256
 from experiments.exits import UsageError
+from experiments.fleet import with_fleet
 from experiments.pages import PAGE_BYTES, VIRTUAL, page_notes, page_tokens, pairs_of
 from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
@@ -106,7 +107,7 @@ def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) ->
         window_s=implied.window_s or "arrivals",
         end_s=implied.end_s or "none",
     )
-    return with_sharing(config.model_copy(update={"workload": workload, **update}))
+    return with_fleet(with_sharing(config.model_copy(update={"workload": workload, **update})))
 
 
 def _kernel(config: Config, verb: str) -> Kernel | None:

@@ -212,6 +212,18 @@ class RealEngine(Section):
     """Whether decodes take what their block tables have in common once for all rows, where it pays [yes]."""
 
 
+class Replicas(Section):
+    """Several replicas behind a router; see `sim.router` for the rules."""
+
+    replicas: Count | None = None
+    """Each with a pool and a scheduler as the other sections say."""
+    router: Literal["round-robin", "least-loaded", "prefix-aware"] | None = None
+    balance_by: Literal["requests", "kv"] | None = None
+    cache_threshold: Fraction | None = None
+    balance_abs_threshold: int | None = Field(default=None, ge=0)
+    balance_rel_threshold: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+
+
 class Config(Section):
     """An experiment."""
 
@@ -225,6 +237,7 @@ class Config(Section):
     scheduler: Scheduling = Scheduling()
     measure: Measuring = Measuring()
     engine: RealEngine = RealEngine()
+    fleet: Replicas = Replicas()
 
     @classmethod
     def load(cls, path: str | Path) -> Config:

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from experiments.flags import Json, Overwrite
 from experiments.session_flags import SessionFlags
 from experiments.trace_flags import ReadFlags
+from experiments.truth.cli import steps
 from experiments.whole import Whole
 
 Plain = Parameter(show_default=False)
@@ -17,6 +18,8 @@ Plain = Parameter(show_default=False)
 trace_app = App(
     name="trace", help="Fetch, look at, convert, make and check request traces.", result_action="return_value"
 )
+
+trace_app.command(steps)
 
 
 @trace_app.command

@@ -24,7 +24,7 @@ class ReadFlags:
         str,
         Parameter(
             help="Format, if not to be recognised: azure, bailian, blis, burstgpt, lengths, mooncake, pagelab, "
-            "sharegpt, timed-trace (never recognised: Mooncake's keys, vLLM's units), vidur, vllm-custom."
+            "sharegpt, timed-trace (never recognised: Mooncake's keys, vLLM's units), vidur, vllm-bench, vllm-custom."
         ),
     ] = "auto"
     on_bad_row: Annotated[str, Parameter(help="refuse or drop (and count).")] = "refuse"

@@ -149,9 +149,7 @@ class CalibratedModel:
             right -= 1
         curve = self.curves[right]
         if not self.extrapolate:
-            self._inside(
-                f"attended tokens in a decode step of {seqs} sequences", kv, _beyond(curve.kv_tokens[-1])
-            )
+            self._inside(f"attended tokens in a decode step of {seqs} sequences", kv, _beyond(curve.kv_tokens[-1]))
         if self.padded or right == 0 or curve.num_seqs == seqs:
             return curve.at(kv)
         before = self.curves[right - 1]

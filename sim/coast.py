@@ -7,25 +7,60 @@ knees, a picture due, the end of the run) is left to the scheduler, which decide
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from sim.progression import steps_to_reach, total
 
 if TYPE_CHECKING:
+    from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.cost_executor import CostExecutor
-    from sim.recorder import Recorder
-    from sim.sessions import Arrivals
+
+
+class Watching(Protocol):
+    """Who is told what happens on the way: a recorder, or a replica in front of its own."""
+
+    def coasted(self, start: int, first: int, slope: int, duration: int, taken: Sequence[int]) -> None:
+        """See `Recorder.coasted`."""
+        ...
+
+    def finished(self, now: int, finished: Sequence[Request]) -> None:
+        """Requests that stopped at `now`."""
+        ...
+
+
+class Following(Protocol):
+    """Who may have somebody arrive when somebody ends."""
+
+    follows_service: bool
+
+    def ended(self, now: int, finished: Sequence[Request]) -> int:
+        """See `Arrivals.ended`."""
+        ...
 
 
 class Coast:
     """Turns of pure decoding, for executors that know lengths and time by themselves."""
 
-    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Recorder, arrivals: Arrivals) -> None:
+    def __init__(self, scheduler: Scheduler, executor: CostExecutor, recorder: Watching, arrivals: Following) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder
         self._arrivals = arrivals
+
+    def next_end(self, now: int, end: int) -> int:
+        """When the first of them stops, if nobody arrives before; `now` itself where that cannot be said, or is beyond
+        `end`. Changes nothing."""
+        decodes = self._scheduler.decodes
+        if not decodes.members:
+            return now
+        stop, first, slope = self._executor.line(decodes)
+        if slope is None:
+            return now
+        steps = stop - decodes.clock
+        then = now + total(first, slope, steps)
+        return then if then <= end and self._scheduler.lasts(steps) else now
 
     def run(self, now: int, until: int, end: int) -> int:
         """From the step boundary `now` to the first one at or after `until`, or to where the scheduler must decide.

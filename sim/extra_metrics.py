@@ -1,13 +1,28 @@
-"""Metrics of runs that watch more than every run does: shared and swapped blocks, and the lives of cached ones."""
+"""Metrics of runs that watch more than every run does: shared and swapped blocks, the lives of cached ones, and several
+replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.metrics import HIGHER, LOWER, PS, Metric, quantile, ratio
+from sim.metrics import HIGHER, LOWER, PS, Metric, mean, quantile, ratio
 
 if TYPE_CHECKING:
     from sim.residency import Residency
+
+FLEET_METRICS: tuple[Metric, ...] = (
+    Metric("num_replicas", "replicas", "pools, each with a scheduler of its own", "replicas"),
+    Metric(
+        "load_imbalance",
+        "load imbalance",
+        "max over mean of the replicas' requests running and in the queue, each a time-weighted mean over W",
+        "1",
+    ),
+    Metric("token_imbalance", "token imbalance", "max over mean of the replicas' tokens emitted in W", "1"),
+)
+"""Columns that only runs of several replicas have. Counts, tokens and requests of such a run are the whole fleet's,
+`head_blocked_s` is in replica-seconds, shares are of the fleet's capacity."""
 
 SHARING_METRICS: tuple[Metric, ...] = (
     Metric("mean_logical_blocks", "logical blocks", "entries of running sequences' block tables, over time", "blocks"),
@@ -87,3 +102,9 @@ def residency(lived: Residency | None) -> dict[str, float | None]:
             found = quantile(values, q / 100)
             table[f"p{q}_{name}_s"] = None if found is None else found / PS
     return table
+
+
+def imbalance(loads: Sequence[float]) -> float | None:
+    """Max over mean: 1 where all carry the same, N where one of N carries everything; None without load."""
+    average = mean(loads)
+    return max(loads) / average if average else None

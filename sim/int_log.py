@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +41,14 @@ class IntLog:
         if len(self._recent) >= PACK:
             self._packs.append(packed(self._recent))
             self._recent.clear()
+
+    @classmethod
+    def joined(cls, logs: Iterable[IntLog]) -> IntLog:
+        """The integers of several, as one log."""
+        whole = cls()
+        for log in logs:
+            whole._packs += [*log._packs, packed(log._recent)]
+        return whole
 
     def __len__(self) -> int:
         return sum(map(len, self._packs)) + len(self._recent)

@@ -30,13 +30,14 @@ def _equal(name: str, left: Any, right: Any) -> Check:
     return Check(name, left == right, left, right)
 
 
-def reconcile(run: Run, num_trace_rows: int) -> list[Check]:
-    """All checks; integers are compared exactly."""
+def reconcile(run: Run, num_trace_rows: int, ids: Packed | None = None) -> list[Check]:
+    """All checks; integers are compared exactly. `ids`: which rows of the trace came here, ascending; None: all."""
     rows = run.rows
     whole = [sum(column) for column in zip(*run.recorder.integrals.segments(), strict=True)]
     cut = run.spec.end_s is not None
+    expected = np.arange(num_trace_rows) if ids is None else ids
     checks = [
-        _equal("requests: every row of the trace has one row", _strays(rows.column("request_id"), num_trace_rows), []),
+        _equal("requests: every row of the trace has one row", _strays(rows.column("request_id"), expected), []),
         _equal("slots: never more held than there are", whole[at.USED] <= run.capacity_slots * whole[at.TIME], True),
         _equal("memory: reserved is never negative", min(map(_reserved, run.recorder.integrals.segments())) < 0, False),
         _equal(
@@ -85,12 +86,12 @@ def _lived(run: Run, lived: Residency, row: list[int]) -> list[Check]:
     ]
 
 
-def _strays(ids: Packed, num_trace_rows: int) -> list[int]:
+def _strays(ids: Packed, expected: Packed) -> list[int]:
     """Ids that are there twice, missing, or nobody's."""
-    if np.array_equal(ids, np.arange(num_trace_rows)):
+    if np.array_equal(ids, expected):
         return []
-    counts = Counter(ids.tolist())
-    return sorted(i for i in counts.keys() | range(num_trace_rows) if counts[i] != 1 or i >= num_trace_rows)
+    counts, wanted = Counter(ids.tolist()), set(expected.tolist())
+    return sorted(i for i in counts.keys() | wanted if counts[i] != 1 or i not in wanted)
 
 
 def _reserved(row: list[int]) -> int:

@@ -53,7 +53,7 @@ class Recorder:
         self._scheduler = scheduler
         self._allocator: KVAllocator = scheduler.allocator
         self._block_size = self._allocator.block_size
-        self._pool = PoolState(scheduler, final_tokens)
+        self._pool = self.pool = PoolState(scheduler, final_tokens)
         self._last_blocks = self._pool.last_blocks if self._pool.pages else None
         self.integrals = Integrals(edges, block_size=self._block_size, caches=self._pool.caches)
         self.rows = RowStore()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,14 +19,36 @@ from sim.arrivals import PS_PER_NS
 
 if TYPE_CHECKING:
     from engine.core.request import Request
-    from engine.core.scheduler import Scheduler
-    from sim.recorder import Recorder
     from workloads import Trace
 
 NEVER: Final = 1 << 100
 """A picosecond that does not come."""
 
 Loop = Literal["open", "partly open", "closed"]
+
+
+class Door(Protocol):
+    """Where requests join: a scheduler, or the front of a fleet."""
+
+    def refuses_forever(self, request: Request) -> bool:
+        """Whether it can never be served."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """It has arrived."""
+        ...
+
+
+class Book(Protocol):
+    """Who writes down what becomes of requests that nobody serves, and when the others began to wait."""
+
+    def arrive(self, request: Request) -> None:
+        """It is about to be added."""
+        ...
+
+    def turn_away(self, request: Request, status: str) -> None:
+        """It is not served: a row of this status."""
+        ...
 
 
 class After(NamedTuple):
@@ -75,8 +97,8 @@ class Arrivals:
     def __init__(
         self,
         requests: Iterable[Request],
-        scheduler: Scheduler,
-        recorder: Recorder,
+        scheduler: Door,
+        recorder: Book,
         turns: Mapping[int, After] | None = None,
         max_concurrency: int | None = None,
     ) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.core.block_pool import BlockPool
 from engine.core.executor import Executor
 from engine.core.group import in_group
-from engine.core.limits import SchedulerConfig
+from engine.core.limits import PrefixCounters, SchedulerConfig
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.request_level import make_scheduler
@@ -18,19 +17,21 @@ from engine.core.step import Cut, never_skip
 from sim import integrals as at
 from sim import metrics
 from sim.arrivals import LengthLimits, requests_of
+from sim.frame import Frame, Window
 from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
-from sim.residency import Residency
+from sim.router import SINGLE, FleetSpec
 from sim.row_store import RowStore
 from sim.sessions import Loop, last_arrival_ps, loop_of, turns_of
-from sim.sharing_recorder import SharingRecorder
+from sim.watching import recorder_for
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from engine.core.allocator import KVAllocator
     from engine.core.scheduler import Scheduler
+    from sim.rows import RequestRow
     from workloads import Trace
 
 PS = metrics.PS
@@ -69,15 +70,8 @@ class RunSpec:
     """Whether logical and physical blocks are counted step by step, and what was copied and swapped is told."""
     bytes_per_token: int = 0
     """Of K and V, for the bytes that were swapped; 0: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """[start, stop) in picoseconds."""
-
-    start: int
-    stop: int
-    kind: Literal["arrivals", "named", "makespan"]
+    fleet: FleetSpec = SINGLE
+    """Replicas, each with a pool and limits as above; more than one: see `sim.fleet_run`."""
 
 
 @dataclass
@@ -100,10 +94,23 @@ class Run:
         """One `RequestRow` a request, by id."""
         return self.recorder.rows
 
+    num_replicas = 1
+    """Pools that the integrals are about."""
+
+    @property
+    def pool_slots(self) -> int:
+        """Token slots that requests can hold in one pool."""
+        return self.allocator.capacity_blocks * self.allocator.block_size
+
     @property
     def capacity_slots(self) -> int:
-        """Token slots that requests can hold."""
-        return self.allocator.capacity_blocks * self.allocator.block_size
+        """Token slots that requests can hold, in all pools."""
+        return self.num_replicas * self.pool_slots
+
+    @property
+    def prefix(self) -> PrefixCounters:
+        """Tokens looked up and found in the prefix cache."""
+        return self.scheduler.prefix
 
     @property
     def pages(self) -> bool:
@@ -195,20 +202,29 @@ def window_of(spec: RunSpec, last_arrival: int) -> Window | None:
     return Window(0, last_arrival, "arrivals") if last_arrival else None
 
 
-def _recorder(spec: RunSpec, scheduler: Scheduler, window: Window | None, edges: Sequence[int], last: int) -> Recorder:
-    """What watches the run; pictures are spread up to `last`."""
-    record: Callable[..., Recorder] = Recorder
-    if spec.record_sharing:
-        start, stop = (window.start, window.stop) if window else (0, None)
-        record = partial(SharingRecorder, start=start, stop=stop)
-    return record(
-        scheduler,
-        edges,
-        final_tokens=_final_tokens(spec.final_token_has_slot),
-        snapshot_times=_snapshot_times(last, spec.num_snapshots),
-        record_steps=spec.record_steps,
-        residency=_watched(scheduler.allocator) if spec.record_residency else None,
-    )
+def frame_of(spec: RunSpec, last_arrival: int) -> Frame:
+    """From the specification and the trace's last arrival alone: the same for every allocator."""
+    window = window_of(spec, last_arrival)
+    end = None if spec.end_s is None else round(spec.end_s * PS)
+    bins = grid(max(last_arrival, window.stop if window else 0, end or 0))
+    edges = set(bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
+    return Frame(last_arrival, window, end, bins, sorted(edges - {0}))
+
+
+def requests_for(spec: RunSpec, trace: Trace, turn_away: Callable[[RequestRow], None]) -> Iterable[Request]:
+    """The trace's requests, or groups; rows that are not replayed go to `turn_away`."""
+    # Of a group each sequence may be as long as the pool holds of them side by side, whatever they share.
+    capacity = spec.pool.capacity_blocks * spec.pool.block_size
+    lengths = LengthLimits(spec.limits.max_model_len, capacity // spec.num_samples, spec.too_long)
+    requests: Iterable[Request] = requests_of(trace, lengths, turn_away)
+    if spec.num_samples > 1 or spec.beam_search:
+        requests = (in_group(request, spec.num_samples, beam=spec.beam_search) for request in requests)
+    return requests
+
+
+def cut_for(spec: RunSpec, cut: Cut | None) -> Cut | None:
+    """Stepping where the specification asks for it or for what needs it."""
+    return never_skip if spec.record_steps or spec.record_residency or not spec.skip else cut
 
 
 class Simulation:
@@ -223,35 +239,26 @@ class Simulation:
         cut: Cut | None = None,
         on_turn: Callable[[int], None] | None = None,
         load: bool = False,
+        frame: Frame | None = None,
     ) -> None:
         """`executor` may be a factory for those that need the allocator. `load`: all requests are made now, not each
-        as it arrives; more memory for a replay that is nothing but that."""
+        as it arrives; more memory for a replay that is nothing but that. `frame`: of the trace that this one is a
+        share of."""
         self._spec = spec
         self._num_rows = len(trace)
         self._loop = loop_of(trace, spec.max_concurrency)
-        self._last = last = last_arrival_ps(trace)
-        allocator = make_allocator(spec.allocator, spec.pool)
-        scheduler = make_scheduler(spec.limits, allocator)
-        self._allocator, self._scheduler = allocator, scheduler
-        self._window = window = window_of(spec, last)
-        end = None if spec.end_s is None else round(spec.end_s * PS)
-        span = max(last, window.stop if window else 0, end or 0)
-        self._bins = grid(span)
-        edges = set(self._bins) | ({window.start, window.stop} if window else set()) | ({end} if end else set())
-        self._recorder = _recorder(spec, scheduler, window, sorted(edges - {0}), end or last)
-        capacity = spec.pool.capacity_blocks * spec.pool.block_size
-        # Of a group each sequence may be as long as the pool holds of them side by side, whatever they share.
-        lengths = LengthLimits(spec.limits.max_model_len, capacity // spec.num_samples, spec.too_long)
-        requests: Iterable[Request] = requests_of(trace, lengths, self._recorder.rows.append)
-        if spec.num_samples > 1 or spec.beam_search:
-            requests = (in_group(request, spec.num_samples, beam=spec.beam_search) for request in requests)
+        self._frame = frame = frame_of(spec, last_arrival_ps(trace)) if frame is None else frame
+        self._allocator = allocator = make_allocator(spec.allocator, spec.pool)
+        self._scheduler = scheduler = make_scheduler(spec.limits, allocator)
+        self._recorder = recorder_for(spec, scheduler, frame)
+        requests = requests_for(spec, trace, self._recorder.rows.append)
         self._replay = Replay(
             list(requests) if load else requests,
             scheduler,
             executor(allocator) if callable(executor) else executor,
             self._recorder,
-            end=end,
-            cut=never_skip if spec.record_steps or spec.record_residency or not spec.skip else cut,
+            end=frame.end,
+            cut=cut_for(spec, cut),
             on_turn=on_turn,
             turns=turns_of(trace),
             max_concurrency=spec.max_concurrency,
@@ -264,9 +271,9 @@ class Simulation:
 
     def run(self) -> Run:
         """What the replay left behind, reconciled. Nothing is written anywhere."""
-        window = self._window or Window(0, self._makespan, "makespan")
-        parts = self._recorder, self._allocator, self._scheduler
-        run = Run(self._spec, *parts, window, self._makespan, self._bins, self._last, self._loop)
+        frame, parts = self._frame, (self._recorder, self._allocator, self._scheduler)
+        window = frame.window or Window(0, self._makespan, "makespan")
+        run = Run(self._spec, *parts, window, self._makespan, frame.bins, frame.last, self._loop)
         run.checks = reconcile(run, self._num_rows)
         return run
 
@@ -283,22 +290,3 @@ def simulate(
     simulation = Simulation(spec, trace, executor, cut=cut, on_turn=on_turn)
     simulation.replay()
     return simulation.run()
-
-
-def _watched(allocator: KVAllocator) -> Residency | None:
-    """Of its cached blocks; None where there can be none."""
-    pool = getattr(allocator, "pool", None)
-    return Residency(pool) if isinstance(pool, BlockPool) and getattr(allocator, "enable_caching", False) else None
-
-
-def _final_tokens(final_token_has_slot: bool) -> Callable[[Request], int]:
-    last = 0 if final_token_has_slot else 1
-
-    def final(request: Request) -> int:
-        return request.num_prompt_tokens + request.num_stop_tokens - last
-
-    return final
-
-
-def _snapshot_times(span: int, count: int) -> Sequence[int]:
-    return [span * i // count for i in range(count)] if count else ()

@@ -39,11 +39,11 @@ def summary_of(run: Run) -> dict[str, Any]:
     # Where completions send requests, no queue grows for ever.
     late = None if run.loop == "closed" else backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
     counts = metrics.counts(run.rows)
-    prefix = run.scheduler.prefix
+    prefix = run.prefix
     return {
         "allocator": run.spec.allocator,
         "block_size": run.allocator.block_size,
-        "num_blocks": run.allocator.capacity_blocks,
+        "num_blocks": run.num_replicas * run.allocator.capacity_blocks,
         "capacity_tokens": capacity,
         **counts,
         **metrics.memory(row, capacity, reserves=run.reserves, caches=run.caches),
@@ -54,7 +54,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         **_paper(run, row),
         "mean_batch_size": metrics.ratio(row[at.SEQS], row[at.TIME]),
         "iter_mean_batch_size": metrics.ratio(row[at.WIDTH + at.SEQS], row[at.STEPS]),
-        "iter_kv_live_frac": metrics.memory(row, capacity, reserves=run.reserves, per_step=True)["kv_live_frac"],
+        "iter_kv_live_frac": metrics.memory(row, run.pool_slots, reserves=run.reserves, per_step=True)["kv_live_frac"],
         "mean_num_waiting": metrics.ratio(
             backlog.until(window.stop) - backlog.until(window.start), window.stop - window.start
         ),
@@ -121,7 +121,7 @@ def _paper(run: Run, row: Sequence[int]) -> dict[str, float | None]:
     over_time = {
         f"paper_{k}_frac": v for k, v in metrics.paper_memory(row, run.capacity_slots, reserves=run.reserves).items()
     }
-    over_steps = metrics.paper_memory(row, run.capacity_slots, reserves=run.reserves, per_step=True)
+    over_steps = metrics.paper_memory(row, run.pool_slots, reserves=run.reserves, per_step=True)
     return over_time | {f"iter_paper_{k}_frac": v for k, v in over_steps.items()}
 
 

@@ -19,6 +19,7 @@ from workloads.readers import (
     sharegpt,
     timed_trace,
     vidur,
+    vllm_bench,
     vllm_custom,
 )
 from workloads.readers.reader import Options, Reader
@@ -38,6 +39,7 @@ READERS: Final[dict[str, Reader]] = {
     "lengths": length_list,
     "sharegpt": sharegpt,
     "vllm-custom": vllm_custom,
+    "vllm-bench": vllm_bench,
 }
 FORMATS: Final = ("auto", *READERS)
 """Names for `format`; a new reader is one file and one entry."""

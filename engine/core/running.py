@@ -51,6 +51,10 @@ class Running(Victims):
             return 0
         return allocator.free_run(decodes, limit) if decodes.members else 1
 
+    def lasts(self, steps: int) -> bool:
+        """Whether budget and memory surely suffice for so many steps of pure decoding; changes nothing."""
+        return self._steps_in_bulk(steps) >= steps
+
     def _serve_running(self, step: Draft) -> None:
         decodes, late = self.decodes, self._catching_up
         if not self._decodes_come_first(step):

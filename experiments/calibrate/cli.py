@@ -51,13 +51,13 @@ def calibrate(
     measured_in
         Fit again what is in this folder, and measure nothing.
     """
-    from experiments.calibrate.main import Wanted
-    from experiments.calibrate.verb import calibrate_verb
+    from experiments.calibrate.verb import calibrate_verb, wanted_of
 
     wanted = None
     if measured_in is None:
-        limits = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_tokens": kv_tokens}
-        what = {"model": model, "device": device, "attention": attention, "allocator": allocator, "kernel": kernel}
-        counts = {"num_steps": num_steps, "steps_a_point": steps_a_point, "seed": seed, "block_size": block_size}
-        wanted = lambda: Wanted(**what, **limits, **counts, max_num_batched_tokens=max_num_batched_tokens)  # noqa: E731
+        wanted = wanted_of(
+            model, device, attention=attention, allocator=allocator, kernel=kernel, block_size=block_size,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+            kv_tokens=kv_tokens, num_steps=num_steps, steps_a_point=steps_a_point, seed=seed,
+        )  # fmt: skip
     return calibrate_verb(wanted, measured_in, output_dir, as_json=json)

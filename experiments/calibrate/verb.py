@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from experiments.calibrate.main import CALIBRATION_FILE, Wanted, measure, read, report, write
 from experiments.console import say, say_json
 from experiments.exits import OK, UsageError
 
 
-def calibrate_verb(wanted: Callable[[], Wanted] | None, source: Path | None, folder: Path, *, as_json: bool) -> int:
+def wanted_of(model: str, device: str, **others: Any) -> Wanted:
+    """UsageError for numbers that make no grid."""
+    try:
+        return Wanted(model, device, **others)
+    except ValueError as error:
+        raise UsageError(f"calibrate: {error}") from error
+
+
+def calibrate_verb(wanted: Wanted | None, source: Path | None, folder: Path, *, as_json: bool) -> int:
     """Exit code 0. UsageError for bad usage or a folder that cannot be read or written; DeviceMissing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -18,7 +26,7 @@ def calibrate_verb(wanted: Callable[[], Wanted] | None, source: Path | None, fol
             done = read(source)
         else:
             assert wanted is not None
-            done = measure(wanted())
+            done = measure(wanted)
         model = write(done, folder)
         errors = done.errors()
     except (ValueError, OSError) as error:

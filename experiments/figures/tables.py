@@ -62,6 +62,21 @@ SHARED = (
     Column("num_swaps_refused", "swaps refused", "count"),
     Column("num_recomputed_tokens", "recomputed tokens", "count"),
 )
+REPLICA = (
+    Column("num_requests", "requests", "count"),
+    Column("kv_live_frac", "live", "frac"),
+    Column("mean_batch_size", "batched requests", "num"),
+    Column("mean_num_waiting", "waiting requests", "num"),
+    Column("output_tok_per_s", "tokens/s", "num"),
+    Column("mean_ttft_s", "TTFT (s)", "s"),
+    Column("prefix_hit_frac", "prefix hits", "frac"),
+    Column("num_preemptions", "preemptions", "count"),
+)
+FLEET = (
+    Column("num_replicas", "replicas", "count"),
+    Column("load_imbalance", "load imbalance", "num"),
+    Column("token_imbalance", "token imbalance", "num"),
+)
 ENGINE = (
     Column("wall_output_tok_per_s", "tokens/s by wall clock", "num"),
     Column("device_s", "device time (s)", "num"),
@@ -107,7 +122,8 @@ def speed_columns(stored: Stored) -> tuple[Column, ...]:
     """With prefix hits, if any run looked tokens up, and with what only real runs have."""
     name = PREFIX[0].name
     prefix = PREFIX if name in stored.base and stored.base[name].fillna(0).gt(0).any() else ()
-    return (*SPEED, *prefix, *(ENGINE if stored.is_measured else ()))
+    fleet = FLEET if FLEET[0].name in stored.base else ()
+    return (*SPEED, *prefix, *fleet, *(ENGINE if stored.is_measured else ()))
 
 
 def shared(stored: Stored) -> Table:
@@ -175,6 +191,7 @@ def setup(stored: Stored) -> list[tuple[str, str]]:
         ("allocators", ", ".join(stored.allocators) or "none finished"),
         ("block sizes (tokens)", ", ".join(map(str, sizes)) or "–"),
         ("KV memory", _capacity(manifest, stored)),
+        *_fleet(manifest),
         (
             f"averages over ({_clock(stored)} s)",
             f"{window[0]:g} to {window[1]:g}" if window else "each run's own window",
@@ -186,6 +203,27 @@ def setup(stored: Stored) -> list[tuple[str, str]]:
         ("status", str(manifest.get("status", "unknown"))),
     ]
     return rows
+
+
+def _fleet(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """Replicas and router, where there are several."""
+    config = manifest.get("config")
+    fleet = config.get("fleet") if isinstance(config, dict) else None
+    if not isinstance(fleet, dict):
+        return []
+    rules = ", ".join(f"{key} = {value}" for key, value in fleet.items() if key not in ("replicas", "router"))
+    told = f"{fleet.get('replicas')} replicas, each with that memory; router {fleet.get('router')}"
+    return [("fleet", f"{told} ({rules})" if rules else told)]
+
+
+def replicas(stored: Stored) -> Table:
+    """One row an allocator and replica, of the first seed; nothing where there is one replica."""
+    rows = [
+        [name, str(row["replica"]), *(number(row.get(c.name), c.kind) for c in REPLICA)]
+        for name, table in (stored.one_each("replicas") if "num_replicas" in stored.base else {}).items()
+        for row in table.to_dict("records")
+    ]
+    return Table(["allocator", "replica", *(column.head for column in REPLICA)] if rows else [], rows)
 
 
 def _clock(stored: Stored) -> str:

@@ -99,9 +99,9 @@ def random_pool(rng: Random, allocator: str | None) -> tuple[str, PoolConfig]:
     return allocator, pool
 
 
-def random_trace(rng: Random, max_model_len: int, content: str) -> tuple[Trace, list[list[int]] | None]:
-    """Ties, all at once, or spread; outputs long enough for runs, limits below and above them."""
-    count = rng.randint(1, 12)
+def random_trace(rng: Random, max_model_len: int, content: str, most: int = 12) -> tuple[Trace, list[list[int]] | None]:
+    """Ties, all at once, or spread; outputs long enough for runs, limits below and above them. At most `most` rows."""
+    count = rng.randint(1, most)
     gap = rng.choice((0, 1, 2, 4, 12))
     stamps = sorted(rng.randint(0, gap * count) for _ in range(count))
     longest = max(max_model_len - 1, 1)

@@ -171,6 +171,16 @@ def vllm_custom(draw):
     return "\n".join(rows), {"tokenizer": "words"}
 
 
+@st.composite
+def vllm_bench(draw):
+    pairs, origin = draw(lengths()), draw(st.integers(0, 10**6))
+    stamps = [origin + draw(STAMPS_NS) / 1e9 for _ in pairs]
+    result = {"date": "x", "model_id": "m", "duration": 9.5, "completed": 1, "total_input_tokens": 3}
+    result |= {"total_output_tokens": 4, "request_throughput": 0.5, "start_times": stamps}
+    result |= {"input_lens": [prompt for prompt, _ in pairs], "output_lens": [output for _, output in pairs]}
+    return json.dumps(result, indent=draw(st.sampled_from([None, 2]))), {}
+
+
 FILES = {
     "azure": azure(),
     "bailian": bailian(),
@@ -181,5 +191,6 @@ FILES = {
     "sharegpt": sharegpt(),
     "timed-trace": timed_trace(),
     "vidur": vidur(),
+    "vllm-bench": vllm_bench(),
     "vllm-custom": vllm_custom(),
 }
