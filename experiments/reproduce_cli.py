@@ -32,9 +32,8 @@ def reproduce(
         fig1, fig2, fig3, fig6, fig7, fig8, fig9, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b,
         fig14, fig15, fig16, fig17, fig19a (its times on a CUDA device, too), fig19b, table1, block-size, chapter,
         upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
-        kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (these five on a CUDA device; fig18b's memory
-        anywhere), engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark,
-        prefix-cache-overhead, virtual-page-size, allocator-load, reservation-placement, prefill-budget, victim-policy,
+        kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (on a CUDA device; fig18b's memory anywhere),
+        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead, virtual-page-size, allocator-load, reservation-placement, prefill-budget, victim-policy,
         kv-capacity, capacity-search, sim_vs_gpu (needs --fidelity), or all; others are not measured yet.
     quick
         Fewer seeds and wider tolerances.
@@ -49,7 +48,7 @@ def reproduce(
     fidelity
         Folder of `python -m experiments.fidelity.main` for sim_vs_gpu.
     trace
-        File with block ids for mooncake-hit-rate, such as `trace fetch mooncake-conversation` gets.
+        File with block ids for mooncake-hit-rate.
     cache_blocks
         Its cache sizes, a comma list of blocks [1756,7027,56216].
     out

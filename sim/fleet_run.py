@@ -63,7 +63,7 @@ class Part:
             recorder.integrals,
             recorder.wait_starts,
             recorder.wait_ends,
-            recorder.preempted_at,
+            recorder.away.starts,
             recorder.blocked,
             recorder.num_copied_blocks,
             run.scheduler.prefix,

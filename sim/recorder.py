@@ -57,9 +57,9 @@ class Recorder:
         self._last_blocks = self._pool.last_blocks if self._pool.pages else None
         self.integrals = Integrals(edges, block_size=self._block_size, caches=self._pool.caches)
         self.rows = RowStore()
-        self.wait_starts = IntLog()
-        self.wait_ends = IntLog()
+        self.wait_starts, self.wait_ends = IntLog(), IntLog()
         self.away = Away()
+        self.preempted_at = self.away.starts
         self.blocked: list[tuple[int, int]] = []
         """Intervals in which a refused head kept at least one more request waiting."""
         self.num_turns = 0

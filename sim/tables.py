@@ -175,6 +175,8 @@ _REQUEST_COLUMNS = (
 
 def preemptions_frame(run: Run) -> pd.DataFrame:
     """One row a preemption, in order of time; `stop_s` is missing where the request did not come back."""
+    import pandas as pd
+
     away = run.recorder.away
     return pd.DataFrame(
         {
@@ -195,7 +197,7 @@ def timeline_frame(run: Run) -> pd.DataFrame:
     records = []
     by_start = dict(zip([0, *run.recorder.integrals.edges], run.recorder.integrals.segments(), strict=True))
     edges = sorted(by_start)
-    preempted = run.recorder.away.starts.sorted()
+    preempted = run.recorder.preempted_at.sorted()
     position = 0
     for start, stop in zip(starts, bounds, strict=True):
         row = [0] * at.COLUMNS

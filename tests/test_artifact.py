@@ -25,7 +25,7 @@ ROWS = [line.strip("|").split("|") for line in TEXT.splitlines() if line.startsw
 def reproduced(command: str) -> list[str]:
     """Names of experiments in a `reproduce` command."""
     words = shlex.split(command)[2:]
-    options = {"--kernels", "-j", "--out", "--lengths", "--trace"}
+    options = {"--kernels", "-j", "--out", "--lengths", "--trace", "--fidelity"}
     return [w for before, w in zip(["", *words], words, strict=False) if w[0] != "-" and before not in options]
 
 
