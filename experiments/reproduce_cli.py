@@ -29,12 +29,12 @@ def reproduce(
     Parameters
     ----------
     names
-        fig1, fig2, fig3, fig6, fig7, fig8, fig9, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a, fig13b,
-        fig14, fig15, fig16, fig17, fig19a (its times on a CUDA device, too), fig19b, table1, block-size, chapter,
-        upper_bound, waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a,
-        kernel-block-size, shared-prefix-decode, fig18b, caching-allocator (on a CUDA device; fig18b's memory anywhere),
-        engine-compare (its times too), mooncake-hit-rate (needs --trace), gate-storm, watermark, prefix-cache-overhead, virtual-page-size, allocator-load, reservation-placement, prefill-budget, victim-policy,
-        kv-capacity, capacity-search, sim_vs_gpu (needs --fidelity), or all; others are not measured yet.
+        fig1, fig2, fig3, fig6, fig7, fig8, fig9, fig11, fig12a, fig12b, fig12c, fig12d, fig12e, fig12f, fig13a,
+        fig13b, fig14, fig15, fig16, fig17, fig19a, fig19b, table1, block-size, chapter, upper_bound,
+        waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a, kernel-block-size,
+        shared-prefix-decode, fig18b, caching-allocator, engine-compare, mooncake-hit-rate, gate-storm,
+        watermark, prefix-cache-overhead, virtual-page-size, allocator-load, reservation-placement,
+        prefill-budget, victim-policy, kv-capacity, capacity-search, sim_vs_gpu, or all.
     quick
         Fewer seeds and wider tolerances.
     lengths
@@ -59,6 +59,5 @@ def reproduce(
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    more: dict[str, Any] = {"trace": trace, "cache_blocks": sizes_of(cache_blocks), "kernels": kernels, "out": out}
-    more["fidelity"] = fidelity
-    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, **more)
+    more: dict[str, Any] = {"trace": trace, "cache_blocks": sizes_of(cache_blocks), "kernels": kernels, "fidelity": fidelity}
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, out=out, **more)
