@@ -40,7 +40,7 @@ from engine.worker.ran import RowSampling
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
-    from engine.core.block_pool import Event
+    from engine.core.block_events import Event
     from engine.core.request import Request
     from engine.worker.beam_search import BeamParams
     from engine.worker.engine import Engine

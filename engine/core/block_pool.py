@@ -7,26 +7,12 @@ switch `freed_to="back"` is the older behaviour, where every freed block goes to
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from engine.core.allocator import check_pool
+from engine.core.block_check import check_blocks
+from engine.core.block_events import Event
 from engine.core.free_queue import FreeQueue, Held
-
-
-class Event(NamedTuple):
-    """A cached block that appeared or went, or all of them (vLLM's BlockStored, BlockRemoved, AllBlocksCleared);
-    where the pool tells uses, too, also who was found and who is held by nobody any more.
-
-    Equal content in several blocks is kept several times, and each of them has events of its own, as in vLLM, whose
-    listeners take a removal for the end of the content. `num_copies` is what they need to know better.
-    """
-
-    kind: Literal["stored", "removed", "cleared", "hit", "freed"]
-    block_id: int
-    """0 where all are meant."""
-    key: Hashable
-    num_copies: int
-    """Blocks that can be found under the key after the event: who keeps one entry a key drops it at 0."""
 
 
 class BlockPool:
@@ -37,6 +23,7 @@ class BlockPool:
         "_extra",
         "_keys",
         "_map",
+        "_stale",
         "capacity",
         "events",
         "num_evictions",
@@ -66,6 +53,8 @@ class BlockPool:
         self._extra: dict[int, int] = {}
         """References beyond the first, of the blocks that have any: most blocks never do."""
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
+        self._stale: list[int] = []
+        """Blocks that were taken, whose old content nobody has looked for since: it is still under its keys."""
         self._map: dict[Hashable, int | dict[int, None]] = {}
 
     @property
@@ -90,6 +79,7 @@ class BlockPool:
 
     def is_cached(self, block_id: int) -> bool:
         """Whether the block can be found by content."""
+        self.forget_stale()
         return self._keys[block_id] is not None
 
     def free_queue(self) -> list[int]:
@@ -102,17 +92,20 @@ class BlockPool:
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing."""
-        found = []
+        found: list[int] = []
         get = self._map.get
         for key in keys:
             entry = get(key)
+            if entry is not None and self._stale:
+                self.forget_stale()
+                entry = get(key)
             if entry is None:
                 break
             found.append(entry if isinstance(entry, int) else next(iter(entry)))
         return found
 
     def finds(self, key: Hashable) -> bool:
-        """Whether a block with this content can be found."""
+        """Whether a block with this content may be found: it was there, and nobody has looked since."""
         return key in self._map
 
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
@@ -158,11 +151,11 @@ class BlockPool:
             return taken + quick if taken else quick
         quick = free.pop_findable(missing)
         if quick is not None:
-            self._forget(quick)
+            self._give_up(quick)
             return taken + quick if taken else quick
         for blocks, held in free.pop_back(missing):
             if held is Held.FINDABLE:
-                self._forget(blocks)
+                self._give_up(blocks)
             elif held is Held.UNFINDABLE:
                 self.num_evictions += len(blocks)
             else:
@@ -186,6 +179,7 @@ class BlockPool:
             else:
                 self.queue.push_front(empty)
         if num_full:
+            self.forget_stale()
             keyed = self._keys[block_ids[0]] is not None
             if self.tells_uses:
                 self._tell("freed", block_ids[:num_full])
@@ -210,6 +204,7 @@ class BlockPool:
 
     def commit(self, block_ids: Sequence[int], keys: Sequence[Hashable]) -> None:
         """Makes full blocks findable by content. Equal content in two blocks is kept twice: tables stay append-only."""
+        self.forget_stale()
         self.num_stored += len(block_ids)
         block_keys, index = self._keys, self._map
         for block_id, key in zip(block_ids, keys, strict=True):
@@ -233,6 +228,7 @@ class BlockPool:
         """Forgets all cached content if no block is in use; else changes nothing and says False."""
         if self.num_free != self.capacity:
             return False
+        self.forget_stale()
         for block_id in self.queue.forget_content():
             self._keys[block_id] = None
         self._map.clear()
@@ -254,6 +250,22 @@ class BlockPool:
         entry = self._map.get(key, {})
         return 1 if isinstance(entry, int) else len(entry)
 
+    def _give_up(self, block_ids: list[int]) -> None:
+        """What these blocks held cannot be found any more; with events, which have an order, it is gone at once."""
+        if self.events is not None:
+            self._forget(block_ids)
+        else:
+            self.num_evictions += len(block_ids)
+            self._stale += block_ids
+
+    def forget_stale(self) -> None:
+        """Takes what was given up out of the map: before anybody could find it, or while nobody waits."""
+        if self._stale:
+            stale, evictions = self._stale, self.num_evictions
+            self._stale = []
+            self._forget(stale)
+            self.num_evictions = evictions
+
     def _forget(self, block_ids: Sequence[int]) -> None:
         keys, index = self._keys, self._map
         pop = index.pop
@@ -272,28 +284,10 @@ class BlockPool:
 
     def num_cached_keys(self) -> int:
         """Distinct contents that can be found."""
+        self.forget_stale()
         return len(self._map)
 
     def check(self) -> None:
         """Invariants A to C of the vLLM semantics; AssertionError with both sides."""
-        queue = self.free_queue()
-        assert len(queue) == len(set(queue)), f"a block is queued twice: {sorted(queue)}"
-        assert all(0 < b <= self.capacity for b in queue), (
-            f"no blocks of this pool (or the null block): {sorted(queue)}"
-        )
-        assert len(queue) == self.num_free, f"num_free={self.num_free}, the queue holds {len(queue)}"
-        assert self._keys[0] is None, "the null block is cached"
-        queued = self._extra.keys() & set(queue)
-        assert not queued, f"free blocks with references: {queued}"
-        by_key: dict[Hashable, set[int]] = {}
-        for block_id, key in enumerate(self._keys):
-            if key is not None:
-                by_key.setdefault(key, set()).add(block_id)
-        mapped = {k: {e} if isinstance(e, int) else set(e) for k, e in self._map.items()}
-        assert mapped == by_key, f"map {mapped} != keys of the blocks {by_key}"
-        wrong = [b for b in self.queue.stack if self._keys[b] is not None]
-        assert not wrong, f"cached blocks in front of the free queue: {wrong}"
-        cached = self.cached_free()
-        assert len(cached) == self.num_cached_free, f"num_cached_free={self.num_cached_free}, queued {cached}"
-        extra = sum(self._extra.values())
-        assert extra == self.num_extra_references, f"extra references {self.num_extra_references} != counted {extra}"
+        self.forget_stale()
+        check_blocks(self, self._keys, self._map, self._extra)

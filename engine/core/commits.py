@@ -41,13 +41,18 @@ class Commits:
                 self._first_keys.add(request.content.keys(0, 1, self._block_size)[0])
             self._behind.append((request, num_full))
 
-    def before_looking(self, keys: Sequence[Hashable]) -> None:
-        """Somebody looks for the run of these keys: if its first block can be found at all, all must be there."""
-        if self._behind and keys and (keys[0] in self._first_keys or self._pool.finds(keys[0])):
+    def may_find(self, first_key: Hashable) -> bool:
+        """Whether somebody who looks for a run that begins with this key may find any; then all that there is can be
+        found."""
+        if first_key in self._first_keys or self._pool.finds(first_key):
             self.catch_up()
+            return True
+        return False
 
     def catch_up(self) -> None:
-        """Commits what was put off, in its order: of equal blocks the first one is found."""
+        """Does what was put off: content that was given up goes, and what was filled is committed, in its order: of
+        equal blocks the first one is found."""
+        self._pool.forget_stale()
         behind = self._behind
         if behind:
             for request, full in dict(behind).items():

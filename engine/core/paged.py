@@ -99,8 +99,12 @@ class PagedAllocator(Sharing, PagedState):
         if not request.content.shares_prompt and not request.num_preemptions:
             return NO_HIT  # nobody else can have computed any of it
         limit = (request.num_tokens - 1) // self.block_size
+        if not limit:
+            return NO_HIT
+        first = request.content.keys(0, 1, self.block_size)[0]
+        if not self._commits.may_find(first):
+            return Hit(missing=first)
         keys = request.content.keys(0, limit, self.block_size)
-        self._commits.before_looking(keys)
         found = self.pool.find(keys)
         missing = keys[len(found)] if len(found) < limit else None
         return Hit(len(found) * self.block_size, found, missing)

@@ -152,6 +152,15 @@ def test_a_preempted_request_hits_its_own_blocks_until_pressure_evicts_them():
     assert allocator.lookup(made).num_tokens == 4
 
 
+def test_content_that_was_given_up_is_not_found():
+    allocator = paged(4)
+    served(allocator, range(8))
+    taking = request(range(50, 66))
+    admit(allocator, taking)
+    assert allocator.stats().num_evictions == 2
+    assert allocator.lookup(request(range(9))).num_tokens == 0
+
+
 def test_resetting_the_cache_waits_for_an_empty_pool():
     allocator = paged(4)
     made = request(range(9))
