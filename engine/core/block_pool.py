@@ -91,14 +91,12 @@ class BlockPool:
         return [b for segment in self.queue.back() if segment.held is not Held.NOTHING for b in segment.queue()]
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
-        """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing."""
+        """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing. What
+        was given up must have been forgotten."""
         found: list[int] = []
         get = self._map.get
         for key in keys:
             entry = get(key)
-            if entry is not None and self._stale:
-                self.forget_stale()
-                entry = get(key)
             if entry is None:
                 break
             found.append(entry if isinstance(entry, int) else next(iter(entry)))

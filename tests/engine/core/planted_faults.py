@@ -234,9 +234,9 @@ FAULTS: list[dict[str, Any]] = [
     },
     {
         "fault": "content that was given up is found by whoever looks before it is forgotten",
-        "where": POOL + "find",
-        "line": "if entry is not None and self._stale:",
-        "becomes": "if False:",
+        "where": "engine.core.commits:Commits.catch_up",
+        "line": "self._pool.forget_stale()",
+        "becomes": "pass",
         "law": "test_prefix_cache:test_content_that_was_given_up_is_not_found",
     },
     {
