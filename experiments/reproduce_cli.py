@@ -16,7 +16,7 @@ def reproduce(
     quick: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     lengths: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     seeds: MaybeWhole = None,
-    jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"))] = 1,
+    jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"), help="Processes; they change no number.")] = 1,
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
     fidelity: Annotated[Path | None, Parameter(show_default=False)] = None,
     trace: Annotated[Path | None, Parameter(show_default=False)] = None,
@@ -41,8 +41,6 @@ def reproduce(
         sharegpt=FILE, alpaca=FILE: real length lists in place of the stand-ins.
     seeds
         Runs of each random workload [10; 3 with --quick].
-    jobs
-        Processes; the numbers do not depend on it.
     kernels
         Results folder of `bench kernel`, instead of measuring kernels here.
     fidelity
@@ -59,5 +57,6 @@ def reproduce(
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    more: dict[str, Any] = {"trace": trace, "cache_blocks": sizes_of(cache_blocks), "kernels": kernels, "fidelity": fidelity}
-    return verb(list(names), quick=quick, lengths=paths, as_json=json, seeds=seeds, jobs=jobs, out=out, **more)
+    more: dict[str, Any] = {"kernels": kernels, "fidelity": fidelity, "trace": trace, "out": out, "seeds": seeds}
+    sizes = sizes_of(cache_blocks)
+    return verb(list(names), quick=quick, lengths=paths, as_json=json, jobs=jobs, cache_blocks=sizes, **more)
