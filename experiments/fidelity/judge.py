@@ -51,7 +51,8 @@ def judge(lab: Lab) -> list[Result]:
     """Latencies at every load, throughput above saturation, and what memory was used for."""
     if lab.fidelity is None:
         lacking = "no runs of engine and simulator: --fidelity FOLDER judges stored ones"
-        return [not_here(Claim(NAME, "errors of the simulator against the engine", 0.0, "%"), lacking)]
+        metric = "errors of the simulator against the engine"
+        return [not_here(Claim(NAME, metric, 0.0, "%", source=SOURCE, confidence="R"), lacking)]
     found = _stored(lab)
     results: list[Result] = []
     for allocator, load, engine, simulated in found.pairs():

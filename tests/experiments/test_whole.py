@@ -35,6 +35,8 @@ REQUIRED = {
     "trace validate": ("file",),
     "trace convert": ("source", "target"),
     "trace synth": ("target",),
+    "trace steps": ("log", "target"),
+    "calibrate": ("-o", "folder"),
 }
 
 
