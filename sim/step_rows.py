@@ -1,7 +1,7 @@
 """Measured steps of any engine, a row a step: the table that a step-time model is calibrated with.
 
-As CSV the columns are those of `StepRow`, a header first. A reader of an engine's own log makes such rows; nothing here
-knows any engine.
+As CSV the columns are those of `LoggedStep`, a header first. A reader of an engine's own log makes such rows; nothing
+here knows any engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 
-class StepRow(NamedTuple):
+class LoggedStep(NamedTuple):
     """One step of an engine."""
 
     num_decodes: int
@@ -58,14 +58,14 @@ class StepRow(NamedTuple):
         return round(self.num_decodes * (context + 1) + prefills)
 
 
-COLUMNS: Final = StepRow._fields
+COLUMNS: Final = LoggedStep._fields
 REQUIRED: Final = ("num_decodes", "num_prefills", "num_chunk_tokens", "num_context_tokens", "duration_s")
 SUMS: Final = ("num_seqs", "num_new_tokens", "num_kv_tokens", "num_attended_pairs")
 """Written beside the columns, and not read: they follow from them."""
 MAX_DURATION_S: Final = 1e5
 
 
-def read_step_rows(path: Path) -> Iterator[StepRow]:
+def read_step_rows(path: Path) -> Iterator[LoggedStep]:
     """The rows of a CSV table with at least `REQUIRED`; further columns are passed over. ValueError with file and line
     for anything else; nothing is skipped."""
     try:
@@ -82,17 +82,17 @@ def read_step_rows(path: Path) -> Iterator[StepRow]:
         raise ValueError(f"{path}: cannot be read as CSV: {error}") from error
 
 
-def _row(row: dict[str, str], where: str) -> StepRow:
+def _row(row: dict[str, str], where: str) -> LoggedStep:
     try:
         a, b, c, d, e, f = (int(row.get(name) or 0) for name in COLUMNS[:6])
-        found = StepRow(a, b, c, d, e, f, row.get("kernel") or "", float(row["duration_s"]))
+        found = LoggedStep(a, b, c, d, e, f, row.get("kernel") or "", float(row["duration_s"]))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}; counts are whole numbers, duration_s is in seconds") from None
     check_step_row(found, where)
     return found
 
 
-def check_step_row(row: StepRow, where: str) -> None:
+def check_step_row(row: LoggedStep, where: str) -> None:
     """ValueError for numbers that no step has."""
     if min(row[:6]) < 0:
         name = COLUMNS[row[:6].index(min(row[:6]))]
@@ -107,7 +107,7 @@ def check_step_row(row: StepRow, where: str) -> None:
         )
 
 
-def step_rows_csv(rows: Iterable[StepRow], run: str, rows_a_run: int = 256) -> str:
+def step_rows_csv(rows: Iterable[LoggedStep], run: str, rows_a_run: int = 256) -> str:
     """CSV text, with `SUMS` and the name of a `run`, by which rows are held out, beside each row: so many rows in a
     sequence belong together."""
     lines = [",".join(("run", *COLUMNS, *SUMS))]

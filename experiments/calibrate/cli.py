@@ -49,7 +49,7 @@ def calibrate(
     steps_a_point
         Steps with chunks of a grid point.
     measured_in
-        Fit again what is in this folder, and measure nothing.
+        Fit again what is in this folder, or the table that `trace steps` made of an engine's log; measure nothing.
     """
     from experiments.calibrate.verb import calibrate_verb, wanted_of
 

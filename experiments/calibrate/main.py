@@ -140,7 +140,11 @@ def write(done: Measured, folder: Path) -> CalibratedModel:
 
 
 def read(folder: Path) -> Measured:
-    """What `write` wrote. ValueError for anything else."""
+    """What `write` wrote, or a table of steps alone, as `pagelab trace steps` makes of another engine's log: then
+    nothing is known of buckets, and the model interpolates. ValueError for anything else."""
+    if folder.is_file():
+        about = {"wanted": {"source": folder.name}, "decode_buckets": [], "token_buckets": [], "padded": False}
+        return Measured(read_rows(folder), about)
     try:
         about = json.loads((folder / ABOUT_FILE).read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sim.step_rows import StepRow, check_step_row
+from sim.step_rows import LoggedStep, check_step_row
 
 LINE: Final = re.compile(
     r"Iteration\((?P<index>\d+)\): (?P<prefills>\d+) context requests, (?P<chunk>\d+) context tokens, "
@@ -30,7 +30,7 @@ HOW: Final = "start vLLM with --enable-logging-iteration-details and keep its lo
 class StepLog:
     """The steps of a log."""
 
-    rows: list[StepRow]
+    rows: list[LoggedStep]
     kv_tokens: int
     """Size of the cache."""
     left_out: Counter[str]
@@ -46,7 +46,7 @@ def read_vllm_log(
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    found: list[StepRow] = []
+    found: list[LoggedStep] = []
     left_out: Counter[str] = Counter()
     for number, line in enumerate(lines, 1):
         if kv_tokens is None and (size := SIZE.search(line)):
@@ -81,10 +81,10 @@ def _unfit(step: re.Match[str]) -> str:
     return ""
 
 
-def _row(step: re.Match[str], block_size: int, kv_tokens: int, kernel: str, where: str) -> StepRow:
+def _row(step: re.Match[str], block_size: int, kv_tokens: int, kernel: str, where: str) -> LoggedStep:
     decodes, prefills, chunk = int(step["decodes"]), int(step["prefills"]), int(step["chunk"])
     held = float(step["used"]) / 100 * kv_tokens
     context = round(held - (decodes + prefills) * (block_size - 1) / 2) - decodes - chunk
-    row = StepRow(decodes, prefills, chunk, max(context, 0), 0, block_size, kernel, float(step["ms"]) / 1e3)
+    row = LoggedStep(decodes, prefills, chunk, max(context, 0), 0, block_size, kernel, float(step["ms"]) / 1e3)
     check_step_row(row, where)
     return row

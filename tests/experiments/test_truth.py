@@ -13,7 +13,7 @@ from experiments.truth.judge import errors_of
 from experiments.truth.vllm_bench import read_vllm_bench
 from experiments.truth.vllm_log import read_vllm_log
 from sim.metrics import latencies
-from sim.step_rows import COLUMNS, StepRow, read_step_rows, step_rows_csv
+from sim.step_rows import COLUMNS, LoggedStep, read_step_rows, step_rows_csv
 from workloads import Trace, TraceError, load_trace, save_trace
 
 POOL = ("--kv-tokens", "4096", "--max-model-len", "512", "--step-model", "linear:9e-3,4e-5,3e-7,9e-5")
@@ -170,8 +170,8 @@ def test_steps_of_a_log_are_rows(tmp_path, capsys):
     found = read_vllm_log(log)
     assert (found.kv_tokens, sum(found.left_out.values())) == (110_592, 2)
     held = round(0.003 * 110_592 - 2 * 7.5)
-    assert found.rows[0] == StepRow(0, 2, 300, held - 300, 0, 16, "FLASH_ATTN", 0.03125)
-    assert found.rows[1] == StepRow(2, 0, 0, held - 2, 0, 16, "FLASH_ATTN", 0.0095)
+    assert found.rows[0] == LoggedStep(0, 2, 300, held - 300, 0, 16, "FLASH_ATTN", 0.03125)
+    assert found.rows[1] == LoggedStep(2, 0, 0, held - 2, 0, 16, "FLASH_ATTN", 0.0095)
     assert main(["trace", "steps", str(log), str(table)]) == 0
     assert "3 steps, 2 of them with prefills" in capsys.readouterr().out
     assert list(read_step_rows(table)) == found.rows
@@ -197,8 +197,8 @@ def test_logs_without_steps_are_refused_with_what_to_do(tmp_path, text, said):
 
 
 def test_pairs_are_exact_for_decodes_and_for_one_prompt():
-    assert StepRow(3, 0, 0, 30, 0, 16, "", 0.01).num_attended_pairs == 33
-    assert StepRow(0, 1, 4, 10, 0, 16, "", 0.01).num_attended_pairs == 11 + 12 + 13 + 14
+    assert LoggedStep(3, 0, 0, 30, 0, 16, "", 0.01).num_attended_pairs == 33
+    assert LoggedStep(0, 1, 4, 10, 0, 16, "", 0.01).num_attended_pairs == 11 + 12 + 13 + 14
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_table_without_its_columns_is_refused(tmp_path):
     path.write_text("num_decodes,duration_s\n1,0.1\n")
     with pytest.raises(ValueError, match=r"steps.csv:1: .*num_context_tokens"):
         list(read_step_rows(path))
-    path.write_text(step_rows_csv([StepRow(1, 0, 0, 5, 8, 16, "x", 0.1)] * 300, "a"))
+    path.write_text(step_rows_csv([LoggedStep(1, 0, 0, 5, 8, 16, "x", 0.1)] * 300, "a"))
     assert len(list(read_step_rows(path))) == 300
     assert {row["run"] for row in csv.DictReader(path.open())} == {"a#0", "a#1"}
     assert set(COLUMNS) <= set(next(csv.DictReader(path.open())))

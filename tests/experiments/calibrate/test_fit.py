@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -11,6 +13,7 @@ from experiments.calibrate.grid import Limits, decode_points, mixed_points
 from experiments.calibrate.rows import CHURN, StepRow, read_rows, rows_sha256, split, write_rows
 from sim.calibrated import CalibratedModel, Curve, HostGaps, MixedCost
 from sim.cost import Features
+from sim.step_rows import LoggedStep, step_rows_csv
 
 PS = 10**12
 LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512, kv_tokens=4096)
@@ -131,3 +134,41 @@ def test_a_bad_table_is_refused_with_its_line(tmp_path, text, told):
     with pytest.raises(ValueError, match=told) as caught:
         read_rows(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_log_of_another_engine_becomes_a_step_model(tmp_path, pagelab):
+    """Of a vLLM-like log only sums and durations are known; steps of a linear truth are found within its noise."""
+    rng = Random(4)
+    rows = []
+    for _ in range(1500):
+        decodes, prefills = rng.randint(0, 40), rng.choice((0, 0, 0, 1, 2))
+        if decodes + prefills:
+            chunk, context = prefills * rng.randint(1, 400), decodes * rng.randint(20, 800)
+            seconds = 4e-3 + 2e-5 * (decodes + prefills) + 1e-8 * context + 2e-5 * chunk
+            rows.append(LoggedStep(decodes, prefills, chunk, context, 0, 16, "", seconds * rng.uniform(0.99, 1.01)))
+    log = tmp_path / "steps.csv"
+    log.write_text(step_rows_csv(rows, "monday", 50))
+
+    done = pagelab("calibrate", "--from", log, "-o", tmp_path / "fitted", "--json")
+
+    assert done.code == 0, done.err
+    errors = {(one["rows"], one["kind"]): one for one in json.loads(done.out)["errors"]}
+    assert abs(errors["held out", "decode"]["mean_signed_frac"]) < 0.01
+    assert errors["held out", "decode"]["mape_frac"] < 0.03
+    assert errors["held out", "mixed"]["mape_frac"] < 0.04
+    model = f"calibrated:{tmp_path / 'fitted' / 'calibration.json'},extrapolate"
+    words = (
+        "--num-requests",
+        "20",
+        "--kv-tokens",
+        "8192",
+        "--max-model-len",
+        "1024",
+        "--input-len",
+        "50",
+        "--output-len",
+        "9",
+    )
+    run = pagelab("run", *words, "--step-model", model, "--json")
+    assert run.code == 0, run.err
+    assert json.loads(run.out)["step_model"]["kind"] == "calibrated"
