@@ -157,18 +157,9 @@ def test_a_log_of_another_engine_becomes_a_step_model(tmp_path, pagelab):
     assert errors["held out", "decode"]["mape_frac"] < 0.03
     assert errors["held out", "mixed"]["mape_frac"] < 0.04
     model = f"calibrated:{tmp_path / 'fitted' / 'calibration.json'},extrapolate"
-    words = (
-        "--num-requests",
-        "20",
-        "--kv-tokens",
-        "8192",
-        "--max-model-len",
-        "1024",
-        "--input-len",
-        "50",
-        "--output-len",
-        "9",
-    )
-    run = pagelab("run", *words, "--step-model", model, "--json")
+    trace = tmp_path / "t.csv"
+    assert pagelab("trace", "synth", trace, "--num-requests", "20", "--lengths", "fixed:50,9").code == 0
+    limits = ("--kv-tokens", "8192", "--max-model-len", "1024")
+    run = pagelab("run", "--trace", trace, *limits, "--step-model", model, "--json")
     assert run.code == 0, run.err
     assert json.loads(run.out)["step_model"]["kind"] == "calibrated"
