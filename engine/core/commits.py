@@ -41,6 +41,14 @@ class Commits:
                 self._first_keys.add(request.content.keys(0, 1, self._block_size)[0])
             self._behind.append((request, num_full))
 
+    def all_later(self, filled: Sequence[tuple[Request, int]]) -> None:
+        """`later` of each; those that have blocks that can be found already are but noted."""
+        if self._pool.events is None and all(request.num_hashed for request, _ in filled):
+            self._behind += filled
+            return
+        for request, num_full in filled:
+            self.later(request, num_full)
+
     def may_find(self, first_key: Hashable) -> bool:
         """Whether somebody who looks for a run that begins with this key may find any; then all that there is can be
         found."""

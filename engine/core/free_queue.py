@@ -179,8 +179,14 @@ class FreeQueue:
         return groups
 
     def _pick(self, segment: Segment, count: int) -> list[int]:
-        blocks, gone, home = segment.blocks, segment.gone or set(), self._home
-        taken: list[int] = []
+        blocks, gone, home = segment.blocks, segment.gone, self._home
+        if not gone:
+            taken = blocks[: -count - 1 : -1]
+            del blocks[-count:]
+            for block_id in taken:
+                home[block_id] = None
+            return taken
+        taken = []
         while blocks and len(taken) < count:
             block_id = blocks.pop()
             if block_id in gone:

@@ -217,8 +217,10 @@ class PagedAllocator(Sharing, PagedState):
 
     def _commit_filling(self, requests: DecodeSet, step: int) -> None:
         size = self.block_size
-        for request in requests.filling(size, step):
-            self._commits.later(request, (request.num_computed_tokens + step + 1) // size)
+        filling = requests.filling(size, step)
+        if filling:
+            computed = requests.clock + step + 1
+            self._commits.all_later([(request, (request.base + computed) // size) for request in filling])
 
     def catch_up(self) -> None:
         """Makes findable what decoding has filled: at the latest when somebody looks, sooner while a step runs."""

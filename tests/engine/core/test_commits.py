@@ -56,11 +56,18 @@ def history(seed, *, ahead=False):
     return seen
 
 
+def now(commits, request, full):
+    """In place of `later`."""
+    commits.now(request, request.blocks, full)
+
+
 def test_committing_late_is_committing_at_once():
     hits = 0
     for seed in range(120):
         late = history(seed)
-        with mock.patch.object(Commits, "later", lambda self, request, full: self.now(request, request.blocks, full)):
+        with mock.patch.multiple(
+            Commits, later=now, all_later=lambda self, filled: [now(self, *one) for one in filled]
+        ):
             at_once = history(seed)
         assert late == at_once, f"seed {seed}"
         hits += sum(found for _, admitted, *_ in late for _, found in admitted)
