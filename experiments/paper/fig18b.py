@@ -63,17 +63,18 @@ def lacking() -> str:
 
 def curve(lab: Lab, lengths: str) -> Curve:
     """Every size at one rate; once in a lab's life."""
-    return lab.once(f"fig18b/{lengths}", lambda: _measured(lab, lengths))
+    model = MODELS[lab.quick]
+    return lab.once(f"fig18b/{model}/{lengths}", lambda: _measured(lab, lengths, model))
 
 
-def _measured(lab: Lab, lengths: str) -> Curve:
+def _measured(lab: Lab, lengths: str, model: str) -> Curve:
     count = NUM_REQUESTS[lengths] // (QUICK_SHARE if lab.quick else 1)
-    closed = _run(lab, _trace(lab, lengths, count, None), BASE)
+    closed = _run(model, _trace(lab, lengths, count, None), BASE)
     rate = LOAD * count / float(closed["makespan_s"])
-    _say(f"fig18b {lengths}: {count} requests at {rate:.2f} a second")
+    _say(f"fig18b {model} {lengths}: {count} requests at {rate:.2f} a second")
     trace, rows = _trace(lab, lengths, count, rate), {}
     for size in QUICK_SIZES if lab.quick else SIZES:
-        rows[size] = _run(lab, trace, size)
+        rows[size] = _run(model, trace, size)
         _say(f"  block size {size}: {rows[size]['mean_normalized_latency_s']:.4f} s a token")
     return Curve(rate, str(closed["device"]), rows)
 
@@ -87,10 +88,10 @@ def _trace(lab: Lab, lengths: str, count: int, rate_per_s: float | None) -> Trac
     return synthetic_trace(arrival, recipe, count, 0, rate_per_s=rate_per_s or 1.0, name=f"{lengths}-{count}")
 
 
-def _run(lab: Lab, trace: Trace, block_size: int) -> dict[str, Any]:
+def _run(model: str, trace: Trace, block_size: int) -> dict[str, Any]:
     from experiments.cells import run_task, task_of
 
-    plan = plan_for(lab, trace, block_size)
+    plan = plan_for(model, trace, block_size)
     outcome = run_task(task_of(plan, plan.cells[0]))
     if outcome.summary is None:
         raise RuntimeError(f"fig18b, block size {block_size}: {outcome.error}\n{outcome.details}")
@@ -98,13 +99,13 @@ def _run(lab: Lab, trace: Trace, block_size: int) -> dict[str, Any]:
     return {**outcome.summary, "device": outcome.engine["device"]}
 
 
-def plan_for(lab: Lab, trace: Trace, block_size: int) -> Plan:
+def plan_for(model: str, trace: Trace, block_size: int) -> Plan:
     """The artifact's rules on the real engine."""
     from experiments.resolve import plan_of
     from experiments.settings import Config
 
     config = Config.of(
-        model={"name": MODELS[lab.quick]},
+        model={"name": model},
         max_model_len=2048,
         allocator="paged",
         block_size=block_size,
