@@ -61,9 +61,9 @@ def lacking() -> str:
     return reason and f"no device: {reason}"
 
 
-def curve(lab: Lab, lengths: str) -> Curve:
-    """Every size at one rate; once in a lab's life."""
-    model = MODELS[lab.quick]
+def curve(lab: Lab, lengths: str, model: str | None = None) -> Curve:
+    """Every size at one rate; once in a lab's life. The paper's model unless another is named."""
+    model = model or MODELS[lab.quick]
     return lab.once(f"fig18b/{model}/{lengths}", lambda: _measured(lab, lengths, model))
 
 
