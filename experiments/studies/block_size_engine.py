@@ -28,6 +28,7 @@ KERNELS: Final = {"mha": "mha 8 x 4k", "gqa": "gqa 64 x 4k"}
 """Decode shapes of `bench kernel --case block-size` beside them."""
 GOOD: Final = fig18b.GOOD[LENGTHS]
 BASE, SLACK = fig18b.BASE, fig18b.SLACK
+TICKS: Final = (1, 4, 16, 64, 256)
 ENDS: Final = {1: "smallest", 256: "largest"}
 
 
@@ -130,7 +131,7 @@ def pictures(lab: Lab) -> list[Picture]:
     if fig18b.lacking():
         return []
     rows = _rows(lab)
-    panels = {"latency_over_16": "end to end, over size 16", "kernel_over_16": "decode kernel, over size 16"}
+    panels = {"latency_over_16": "latency (16 = 1)", "kernel_over_16": "kernel time (16 = 1)"}
 
     def draw(canvas: Canvas) -> pd.DataFrame:
         import pandas as pd
@@ -145,8 +146,8 @@ def pictures(lab: Lab) -> list[Picture]:
                 ax.plot(one["block_size"], one[column], color=look.colour, linestyle=look.line, marker=look.marker,
                         markersize=4.5, label=f"{heads} ({MODELS[heads][lab.quick]})")  # fmt: skip
             ax.axvspan(GOOD[0], GOOD[-1], color="#00000012", linewidth=0)
-            log2_axis(ax, frame["block_size"], "block size (tokens)")
-            ax.set_ylim(bottom=0)
+            log2_axis(ax, pd.Series(TICKS), "block size (tokens)")
+            ax.set_ylim(0, 1.15 * frame[column].max() if frame[column].notna().any() else 1)
             ax.set_ylabel(panels.get(column, ""))
         percent_axis(axes[2].yaxis, "slots never filled", whole=False)
         canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
