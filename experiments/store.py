@@ -86,9 +86,8 @@ def refuse_unfit(folder: Path, *, links: bool = True) -> None:
     """UsageError where there can be no folder of results: a file, a link to nowhere (or any, unless `links`), a name
     that the system does not take."""
     try:
-        unfit = (folder.exists() or folder.is_symlink()) and not (
-            folder.is_dir() and (links or not folder.is_symlink())
-        )
+        fit = folder.is_dir() if folder.exists() else not folder.is_symlink()
+        fit &= links or not folder.is_symlink()
     except OSError as error:
         raise UsageError(f"{str(folder)[:80]}: cannot be a folder: {error.strerror}") from error
     if not fit:
