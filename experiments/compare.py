@@ -104,6 +104,7 @@ def folder_of(verb: str, out: OutputFlags, workload: str | None) -> Path:
 
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """Before any work is done."""
+    store.refuse_unfit(folder)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UsageError(f"{folder} has results already: say --overwrite, or choose another -e/--experiment-name")
 

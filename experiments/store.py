@@ -82,6 +82,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def refuse_unfit(folder: Path, *, links: bool = True) -> None:
+    """UsageError where there can be no folder of results: a file, a link to nowhere (or any, unless `links`), a name
+    that the system does not take."""
+    try:
+        fit = folder.is_dir() if folder.exists() else not folder.is_symlink()
+        fit &= links or not folder.is_symlink()
+    except OSError as error:
+        raise UsageError(f"{str(folder)[:80]}: cannot be a folder: {error.strerror}") from error
+    if not fit:
+        raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
+
+
 def parquet(frame: Any) -> bytes:
     """The same bytes for the same frame: no index, no clock."""
     buffer = io.BytesIO()
@@ -109,12 +121,7 @@ class Store:
     @staticmethod
     def replaceable(folder: Path, *, overwrite: bool) -> list[str]:
         """What `create` would remove. UsageError where it would refuse, to be known before long work is done."""
-        try:
-            unfit = folder.is_symlink() or (folder.exists() and not folder.is_dir())
-        except OSError as error:
-            raise UsageError(f"{str(folder)[:80]}: cannot be a folder: {error.strerror}") from error
-        if unfit:
-            raise UsageError(f"{folder}: not a folder that results can be written into; choose another --output-dir")
+        refuse_unfit(folder, links=False)
         found = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCKS) if folder.exists() else []
         if found and not overwrite:
             raise UsageError(f"{folder} has results already: say --overwrite, or choose another folder")

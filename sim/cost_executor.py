@@ -113,7 +113,8 @@ class CostExecutor:
         if not (batch.steady and batch.clock == clock and batch.num_seqs == seqs):
             assert steps == 1, f"a run of {steps} steps that nobody asked for"
             first = self._model.duration(features_of(batch))
-            if self._turn is not None and self._turned and not batch.chunks:
+            turned = self._turned or batch.preempted or batch.joined
+            if turned and self._turn is not None and not batch.chunks:
                 first += self._turn(batch.num_seqs)
             if batch.copies:
                 first += self._copy_block_ps * len(batch.copies)

@@ -10,6 +10,7 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +34,8 @@ SPACES: Final = {
     "lin": lambda start, stop, share: start + (stop - start) * share,
     "log": lambda start, stop, share: start * (stop / start) ** share,
 }
+MOST_SPACED: Final = 1_000_000
+"""Values of one lin or log: more are a slip of the keyboard."""
 Point = dict[str, Any]
 """One value an axis, by dotted key; None leaves the key unset."""
 
@@ -198,14 +201,17 @@ def _spaced(key: str, text: str) -> list[Any]:
         return [_value(text)]
     try:
         start, stop, count = (float(part) for part in inside.removesuffix(")").split(","))
-        if count != int(count) or count < 2 or (name == "log" and min(start, stop) <= 0):
+        whole = inside.endswith(")") and count.is_integer() and 2 <= count <= MOST_SPACED
+        if not whole or (name == "log" and min(start, stop) <= 0):
             raise ValueError
-    except ValueError:
+        found = [SPACES[name](start, stop, i / (count - 1)) for i in range(int(count))]
+        if not all(map(isfinite, found)):
+            raise ValueError
+    except (ValueError, OverflowError):
         raise UsageError(
-            f"--axis {key}: {text!r}: say {name}(FIRST,LAST,COUNT) with a COUNT of at least 2"
+            f"--axis {key}: {text!r}: say {name}(FIRST,LAST,COUNT) with a COUNT of 2 to {MOST_SPACED:,}"
             + (" and bounds above 0" if name == "log" else "")
         ) from None
-    found = [SPACES[name](start, stop, i / (int(count) - 1)) for i in range(int(count))]
     return [round(value) for value in found] if _is_whole(key) else [float(f"{value:.12g}") for value in found]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from experiments import exits, store
 from experiments.announcement import counted
@@ -27,6 +29,8 @@ from experiments.sweep.request import Request, check_launcher, launcher_of, num_
 from experiments.sweep.summary import MOST_SHOWN, table_of
 from experiments.sweep.unite import Finish, FolderKeeper, State, finish, state_of
 
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
     """The whole command; the exit code."""
@@ -41,10 +45,11 @@ def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
         return say_plan(request, out)
     if out.overwrite and (out.resume or request.shard != (1, 1)):
         raise UsageError("--overwrite replaces what --resume and --shard would go on with: say one of them")
+    store.refuse_unfit(folder)
     refuse_unasked(folder, out, request)
     launcher = launcher_of(out, request.plan, folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
         with at_work(folder, request.shard):
             place = SweepFolder(folder, request.shard)
             history = place.begin(request.plan, request.tables, overwrite=out.overwrite)
@@ -63,6 +68,16 @@ def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
             return done.code
     except OSError as error:
         return full(folder, error, talk)
+
+
+def make(folder: Path) -> None:
+    """UsageError where it cannot be made; OSError where only room is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise UsageError(f"{folder}: cannot be written: {error}; choose another -o DIR") from error
 
 
 def announce(request: Request, talk: Talk) -> None:
@@ -158,10 +173,11 @@ def kept(state: State, plan: SweepPlan) -> str:
 
 
 def full(folder: Path, error: OSError, talk: Talk, state: State | None = None) -> int:
-    """A disk that takes no more: what is finished stays whole."""
+    """A disk that takes no more, or nothing: what is finished stays whole."""
     talk.warn(
         f"pagelab: {folder}: cannot be written: {error}; "
         + (f"{len(state.finished)} cells are finished and kept; " if state else "what is finished is kept; ")
-        + f"make room, then say: pagelab sweep --resume -o {folder}"
+        + ("make room" if error.errno in NO_ROOM else "see to that")
+        + f", then say: pagelab sweep --resume -o {folder}"
     )
     return exits.FAILED_CELLS

@@ -46,6 +46,8 @@ class NaiveReplay:
         self.blocked: list[tuple[int, int]] = []
         self.freed: list[Any] = []
         self.copies = 0
+        self.decoded: set[NaiveRequest] | None = None
+        """Who decoded in the last step; None: some did something else in it."""
         self.running: list[NaiveRequest] = []
         self.waiting: list[NaiveRequest] = []
         self.swapped: list[NaiveRequest] = []
@@ -104,7 +106,7 @@ class NaiveReplay:
         rows = [(r.computed - n, n) for r, n in scheduled]
         pairs = sum(n * context + n * (n + 1) // 2 for context, n in rows)
         features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs)
-        end = now + self.model.duration(features) + self.copy_block_ps * self.num_copied
+        end = now + self.model.duration(features) + self.copy_block_ps * self.num_copied + self.turn(scheduled)
         end += self.swap_block_ps * self.num_swapped
         self.over(now, end, self.state(refusal), steps=1)
         sampled = [r for r, _ in scheduled if r.computed == r.known]
@@ -117,6 +119,15 @@ class NaiveReplay:
             return end, True
         self.update(end, sampled)
         return end, False
+
+    def turn(self, scheduled: list[tuple[NaiveRequest, int]]) -> int:
+        """What a step in which all decode takes more where others decoded in the step before, or not all decoded."""
+        decoding = {r for r, _ in scheduled if r.decodes}
+        before, self.decoded = self.decoded, decoding if len(decoding) == len(scheduled) else None
+        for request, _ in scheduled:
+            request.decodes = request.computed == request.known
+        turn = getattr(self.model, "turn", None)
+        return 0 if turn is None or self.decoded is None or self.decoded == before else turn(len(decoding))
 
     def update(self, end: int, sampled: list[NaiveRequest]) -> None:
         for grant in self.grants:
@@ -190,7 +201,7 @@ class NaiveReplay:
         victim.num_preemptions += 1
         self.starts.append(now)
         if not kept:
-            victim.computed = 0
+            victim.computed, victim.decodes = 0, False
         queue = self.swapped if kept else self.waiting
         queue.insert(0, victim)
         if self.limits.policy == "priority":
@@ -222,6 +233,7 @@ class NaiveReplay:
             self.swaps[1] += -(-request.computed // self.size)
             self.ends.append(now)
             request.preempted += now - request.preempted_at
+            request.decodes = request.known - request.computed == 1 and request.known > request.num_prompt_tokens
             request.compute(count)
             counts[request] = count
         return budget, None

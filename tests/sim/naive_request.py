@@ -18,6 +18,8 @@ class NaiveRequest:
         self.content = request.content
         self.group = None
         self.computed, self.known = 0, self.num_prompt_tokens
+        self.decodes = False
+        """Whether it computes one token a step, the one that it sampled in the step before."""
         self.blocks, self.row, self.num_hashed = None, 0, 0
         self.first_scheduled = self.first_token = self.preempted_at = -1
         self.high = self.hits = self.total = self.again = self.preempted = self.num_preemptions = 0

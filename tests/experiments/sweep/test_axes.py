@@ -114,6 +114,13 @@ def test_spaces_of_a_rate_are_not_rounded():
         ((["seed=1,2"], [], []), "say --num-runs"),
         ((["kv.block_size=lin(1,2)"], [], []), "lin(FIRST,LAST,COUNT)"),
         ((["kv.block_size=log(0,2,3)"], [], []), "bounds above 0"),
+        ((["kv.block_size=lin(1,2,3"], [], []), "lin(FIRST,LAST,COUNT)"),
+        ((["kv.block_size=lin(1,nan,3)"], [], []), "lin(FIRST,LAST,COUNT)"),
+        ((["workload.request_rate=lin(1,inf,3)"], [], []), "lin(FIRST,LAST,COUNT)"),
+        ((["workload.request_rate=lin(-1e308,1e308,3)"], [], []), "lin(FIRST,LAST,COUNT)"),
+        ((["workload.request_rate=log(1e-308,1e308,3)"], [], []), "log(FIRST,LAST,COUNT)"),
+        ((["kv.block_size=lin(1,2,inf)"], [], []), "COUNT of 2 to 1,000,000"),
+        ((["kv.block_size=lin(1,2,1e9)"], [], []), "COUNT of 2 to 1,000,000"),
         ((["kv.block_size=[1,"], [], []), "not a TOML list"),
         ((["kv.block_size=1,2", "kv.allocator=paged"], ["kv.block_size,kv.allocator"], []), "kv.block_size has 2"),
         ((["kv.block_size=1,2"], ["kv.block_size,kv.allocator"], []), "which is no axis"),
@@ -125,6 +132,45 @@ def test_what_is_wrong_is_said(words, said):
     with pytest.raises(UsageError) as error:
         axes_of([], *words)
     assert said in str(error.value)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    key=st.sampled_from(("kv.block_size", "workload.request_rate", "kv.allocator", "x")),
+    parts=st.lists(
+        st.sampled_from(
+            (
+                "lin(",
+                "log(",
+                ")",
+                ",",
+                "1",
+                "0",
+                "2.5",
+                "-",
+                "inf",
+                "nan",
+                "1e308",
+                "[",
+                "]",
+                '"',
+                "{",
+                "=",
+                "\n",
+                "null",
+                "a",
+            )
+        ),
+        max_size=12,
+    ),
+)
+def test_any_text_is_values_or_a_mistake_that_is_told(key, parts):
+    try:
+        values, said = parse_values(key, "".join(parts)), key
+    except UsageError as error:
+        values, said = [], str(error)
+    assert key in said
+    assert all(value is None or isinstance(value, bool | int | float | str | list | dict) for value in values)
 
 
 def test_an_unknown_key_of_the_table_is_refused_with_its_place(tmp_path):

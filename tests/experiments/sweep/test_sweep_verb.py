@@ -1,8 +1,11 @@
 """`pagelab sweep`: the folder, dry runs, failures, mistakes. Ends at any moment are in test_interruptions."""
 
 import csv
+import errno
 import io
 import json
+import os
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -149,6 +152,37 @@ def test_mistakes_are_told_before_anything_is_written(sweep, tmp_path, words, sa
     done = sweep(*words, "-o", "out")
     assert (done.code, said in done.err) == (2, True), done.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "nowhere", "itself", "x" * 300, "locked/out"])
+def test_where_there_can_be_no_folder_it_is_a_mistake_and_nothing_of_a_sweep(sweep, tmp_path, folder, monkeypatch):
+    """Not a full disk, which --resume goes on from, and no bug of ours."""
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "nowhere").symlink_to("not there")
+    (tmp_path / "itself").symlink_to("itself")
+    make = Path.mkdir
+
+    def denied(path, *args, **more):  # root may write anywhere
+        if "locked" in path.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        make(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    before = sorted(tmp_path.iterdir())
+    done = sweep("--axis", "kv.block_size=8,16", "-o", folder)
+    assert (done.code, "another -" in done.err or "cannot be a folder" in done.err) == (2, True), done.err
+    assert "resume" not in done.err
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_behind_a_link_is_a_folder(sweep, tmp_path, cells):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert sweep("--axis", "kv.block_size=8,16", "-o", "link").code == 0
+    before = cells(tmp_path / "real")
+    assert sweep("--axis", "kv.block_size=8,16", "-o", "real", "--resume").code == 0
+    assert cells(tmp_path / "link") == before
 
 
 def test_results_are_replaced_only_when_asked(sweep, tmp_path, cells):
