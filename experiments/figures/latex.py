@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from experiments.figures.columns import written
+from experiments.figures.columns import by_size, written
 from experiments.figures.labels import axis_label
 from experiments.figures.looks import curve_names, looks_of
 from experiments.figures.variables import Choice, table_of
@@ -77,7 +77,7 @@ def pivot(frame: pd.DataFrame, choice: Choice) -> tuple[list[str], list[list[str
     table = table_of(frame, choice)
     names, percent = curve_names(table, choice.curve_by), choice.var_y.endswith("_frac")
     curves = list(looks_of(table, choice.curve_by))
-    ordered = table[choice.var_x].sort_values(kind="stable", na_position="first")
+    ordered = table[choice.var_x].sort_values(kind="stable", na_position="first", key=by_size)
     rows = []
     for value in dict.fromkeys(written(one) for one in ordered):
         here = table[table[choice.var_x].map(written) == value]
