@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from experiments.figures.columns import by_size, written
 from experiments.figures.curves import Horizontal
-from experiments.figures.latex import pivot
+from experiments.figures.latex import latex_table, over_curves, pivot
 from experiments.figures.looks import looks_of
 from experiments.figures.variables import Choice, draw_facets
 from experiments.quantities import byte_count
@@ -62,3 +62,26 @@ def test_no_mark_is_cut_by_the_edge_of_its_panel(lowest, x):
         low, high = ax.get_ylim()
         assert low == 0
         assert high >= 1.04
+
+
+@pytest.mark.parametrize(
+    "curve_by,over",
+    [
+        ((), ""),
+        (("allocator",), "live"),
+        (("request_rate",), "live, by requests per second"),
+        (("allocator", "request_rate"), "live, by allocator, requests per second"),
+    ],
+)
+def test_a_table_says_what_its_numbers_and_the_names_of_its_columns_are(curve_by, over):
+    frame = pd.DataFrame({"x": [1, 1], "kv_live_frac": [0.5, 0.25], "allocator": "paged", "request_rate": [2, 4]})
+    choice = Choice("x", "kv_live_frac", curve_by)
+    if not curve_by:
+        frame = frame[:1]
+    heads, rows, _ = pivot(frame.assign(seed=0), choice)
+    assert over_curves(choice) == over
+    lines = latex_table(heads, rows, "", over_curves(choice)).splitlines()
+    assert ("multicolumn" in lines[3]) == bool(over)
+    assert over in lines[3]
+    if not curve_by:
+        assert heads == ["x", "live"]
