@@ -177,7 +177,10 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
         None
     )
     record: Annotated[
-        Text, _option(_MEASURE, "steps: a row a step; residency: how long cached blocks stay; both step [none].")
+        Text,
+        _option(
+            _MEASURE, "steps: a row a step; residency: how long cached blocks stay; both step [none]. More for sweep."
+        ),
     ] = None
     skip: Annotated[
         Switch,
@@ -231,7 +234,8 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
             values["kv.headroom_bytes"] = ("--headroom-gb", headroom_bytes(self.headroom_gb))
         if self.record is not None:
             if unknown := set(self.record.split(",")) - {"steps", "residency"}:
-                raise UsageError(f"--record knows 'steps' and 'residency', got {', '.join(sorted(unknown))!r}")
+                always = " (requests and timeline are kept without it)" if unknown <= {"requests", "timeline"} else ""
+                raise UsageError(f"--record knows 'steps' and 'residency', got {', '.join(sorted(unknown))!r}{always}")
             values |= {f"measure.record_{part}": ("--record", True) for part in self.record.split(",")}
         if self.lengths:
             values["workload.lengths"] = ("--lengths", pairs_of(self.lengths))

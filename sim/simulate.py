@@ -195,11 +195,13 @@ def grid(span: int) -> list[int]:
 
 
 def window_of(spec: RunSpec, last_arrival: int) -> Window | None:
-    """The window of the means, if it is known before the run."""
+    """The window of the means, if it is known before the run. It ends where the run is cut: a rate over time that was
+    never simulated would be too low. Empty where the cut comes first."""
+    end = None if spec.end_s is None else round(spec.end_s * PS)
     if spec.window_s is not None:
         start, stop = (round(bound * PS) for bound in spec.window_s)
-        return Window(start, stop, "named")
-    return Window(0, last_arrival, "arrivals") if last_arrival else None
+        return Window(start, stop if end is None else max(start, min(stop, end)), "named")
+    return Window(0, last_arrival if end is None else min(last_arrival, end), "arrivals") if last_arrival else None
 
 
 def frame_of(spec: RunSpec, last_arrival: int) -> Frame:

@@ -36,8 +36,6 @@ def summary_of(run: Run) -> dict[str, Any]:
     in_window = int(((window.start <= finished) & (finished < window.stop)).sum())
     span_s = (window.stop - window.start) / PS
     backlog = run.backlog
-    # Where completions send requests, no queue grows for ever.
-    late = None if run.loop == "closed" else backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
     counts = metrics.counts(run.rows)
     prefix = run.prefix
     return {
@@ -62,7 +60,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "output_tok_per_s": row[at.EMITTED] / span_s if span_s else None,
         "peak_output_tok_per_s": peak_rate(run.emitted),
         **metrics.latencies(run.rows),
-        "saturated": late,
+        "saturated": _saturated(run),
         "head_blocked_s": metrics.overlap(run.recorder.blocked, window.start, window.stop) / PS,
         "recomputed_frac": metrics.ratio(counts["num_recomputed_tokens"], counts["num_computed_tokens"]),
         "num_copied_blocks": run.recorder.num_copied_blocks,
@@ -210,6 +208,18 @@ def timeline_frame(run: Run) -> pd.DataFrame:
         records.append(_bin(run, row, start, end, bisect_left(preempted, stop) - bisect_left(preempted, start)))
     kinds = {name: np.int64 if name.startswith("num_") else np.float64 for name in _bin(run, [0] * at.COLUMNS, 0, 0, 0)}
     return pd.DataFrame(records, columns=list(kinds)).astype(kinds)  # the same columns where no time passed
+
+
+def _saturated(run: Run) -> bool | None:
+    """Whether more requests waited at the last arrival, of those before a cut, than max(10, 1 % of the requests that
+    had come). None where completions send requests: there no queue grows for ever."""
+    if run.loop == "closed":
+        return None
+    if run.spec.end_s is None:
+        return run.backlog.at(run.last_arrival) > max(10, 0.01 * len(run.rows))
+    arrivals = run.rows.column("arrival")
+    come = arrivals[(arrivals >= 0) & (arrivals < round(run.spec.end_s * PS))]
+    return bool(len(come)) and run.backlog.at(min(run.last_arrival, int(come.max()))) > max(10, 0.01 * len(come))
 
 
 def _bin(run: Run, row: list[int], start: int, end: int, num_preemptions: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from experiments import store
 from experiments.exits import UsageError
@@ -15,6 +15,15 @@ from experiments.views import read_manifest, results_folder
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+KEPT_BY: Final = {
+    "map": "--map-frames 160 keeps the pool (run and compare keep it by themselves; several replicas have none)",
+    "requests": "a sweep keeps its cells' tables with --record requests,timeline",
+    "timeline": "a sweep keeps its cells' tables with --record requests,timeline",
+    "steps": "--record steps keeps it",
+}
+"""What to say where a table is missing."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class StoredRun:
 
         path = self.folder / f"{name}.parquet"
         if not path.is_file():
-            raise UsageError(f"{path}: not there; this run was stored without {name}")
+            raise UsageError(f"{path}: not there; {KEPT_BY.get(name, f'this run was stored without {name}')}")
         try:
             return pd.read_parquet(path)
         except Exception as error:  # whatever the reader makes of a damaged file

@@ -84,6 +84,7 @@ def export_verb(folder: Path, to: str, output: Path, cell: str | None, at_s: flo
     data = TARGETS[to](runs, at_s, output)
     data = gzip.compress(data, mtime=0) if output.name.endswith(".gz") else data
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, data)
     except OSError as error:
         raise UsageError(f"{output}: cannot be written: {error.strerror or error}") from error

@@ -42,10 +42,24 @@ def step_model_of(manifest: dict[str, Any]) -> str:
 
 
 def trace_of(manifest: dict[str, Any]) -> tuple[str, str]:
-    """Name of the trace, and its hash: of the first seed, where each seed has its own."""
+    """Name of the trace, and its hash: of the first one, where seeds or rates have their own."""
     trace = manifest.get("trace")
     trace = trace if isinstance(trace, dict) else {}
     return str(trace.get("name", "unknown trace")), str(trace.get("sha256") or "unknown")
+
+
+def other_traces(manifest: dict[str, Any]) -> int:
+    """How many traces the cells replayed beside that one."""
+    cells = manifest.get("cells")
+    own = [cell.get("trace_sha256") for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+    return len(set(filter(None, own)) - {trace_of(manifest)[1]})
+
+
+def traces_of(manifest: dict[str, Any]) -> str:
+    """Name and hash of the trace, and how many others there are."""
+    name, digest = trace_of(manifest)
+    others = other_traces(manifest)
+    return f"trace {name} sha256 {digest[:12]}" + (f" and {counted(others, 'other')}" if others else "")
 
 
 def seeds_of(stored: Stored) -> str:
@@ -87,12 +101,11 @@ def caption_of(stored: Stored, *, base: bool = True) -> str:
         return kernel_caption(stored.manifest)
     if verb.startswith("bench "):
         return f"device: {stored.manifest.get('device', 'unknown')} · {command_of(stored.manifest)}"
-    name, digest = trace_of(stored.manifest)
     sizes = block_sizes(stored.base if base else stored.summary)
     parts = [
         f"n = {counted(num_requests_of(stored), 'request')} a run",
         f"{'seeds' if ',' in seeds_of(stored) else 'seed'} {seeds_of(stored)}",
-        f"trace {name} sha256 {digest[:12]}",
+        traces_of(stored.manifest),
         *([f"{'block sizes' if len(sizes) > 1 else 'block size'} {', '.join(map(str, sizes))}"] if sizes else []),
         f"device: {stored.manifest.get('device', 'unknown')}",
         *([engine_of(stored.manifest)] if stored.is_measured else []),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
 from engine.core.suggestion import unknown_name
 from experiments.figures.filters import Condition
 from experiments.figures.repeats import UNSET
+from experiments.quantities import byte_count
 
 FIXED = ("allocator", "block_size", "kernel")
 """What a cell is besides the axes; `allocator` and `block_size` are columns of every result."""
@@ -68,7 +70,19 @@ def mixed(frame: pd.DataFrame, keys: Iterable[str], axes: Iterable[str]) -> list
 
 
 def written(value: object) -> str:
-    """A key as people read it."""
+    """A key as people read it; integers keep every digit, also those that a missing value beside them made floats."""
     if pd.isna(value):  # type: ignore[call-overload]
         return UNSET
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def by_size(column: pd.Series[Any]) -> pd.Series[Any]:
+    """What `sort_values` sorts by: sizes in words (64KiB, 2MiB) by their bytes, all else by itself."""
+    if pd.api.types.is_numeric_dtype(column):
+        return column
+    try:
+        return column.map(byte_count, na_action="ignore").astype(float)
+    except ValueError:
+        return column

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from experiments.figures.columns import written
+from experiments.figures.columns import by_size, written
 from experiments.figures.labels import axis_label
 from experiments.figures.looks import curve_names
 from experiments.style import Look, log2_axis
@@ -47,7 +47,7 @@ class Horizontal:
         if not numeric or column.isna().any():
             if scale in ("log", "log2"):
                 raise ValueError(f"--scale-x {scale}: {name!r} has values that are no numbers")
-            ordered = dict.fromkeys(written(value) for value in column.sort_values(na_position="first"))
+            ordered = dict.fromkeys(written(value) for value in column.sort_values(na_position="first", key=by_size))
             return cls(name, "linear", (), tuple(ordered))
         values = tuple(sorted(set(column.astype(float))))
         if scale in ("log", "log2") and values[0] <= 0:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from experiments.figures.columns import written
+from experiments.figures.columns import by_size, written
 from experiments.style import OTHER_LINES, Look, in_order, look_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -48,7 +48,7 @@ def looks_of(table: pd.DataFrame, curve_by: Sequence[str]) -> dict[str, Look]:
             ["rank", *curve_by[1:]], kind="stable", na_position="first"
         )
     else:
-        keys = keys.sort_values(list(curve_by), kind="stable", na_position="first")
+        keys = keys.sort_values(list(curve_by), kind="stable", na_position="first", key=by_size)
     names = list(curve_names(keys, curve_by))
     if not is_allocator:
         return {name: nth_look(place) for place, name in enumerate(names)}

@@ -13,7 +13,7 @@ from experiments.figures.caption import LINE_IN, MAX_LINES, above_footer, captio
 from experiments.figures.columns import configuration_of, mixed
 from experiments.figures.drawing import name_clock, write_numbers
 from experiments.figures.intervals import INTERVAL
-from experiments.figures.latex import latex_table, pivot
+from experiments.figures.latex import latex_table, over_curves, pivot
 from experiments.figures.looks import looks_of
 from experiments.figures.panels import legend_columns
 from experiments.figures.pareto import draw_pareto, goals_of
@@ -118,7 +118,7 @@ def _write_tex(plot: Plot, about: str) -> pd.DataFrame:
         raise ValueError("a .tex is one table: x down, curves across, without panels or a frontier")
     heads, rows, table = pivot(plot.rows, plot.choice)
     plot.path.parent.mkdir(parents=True, exist_ok=True)
-    plot.path.write_text(latex_table(heads, rows, about), encoding="utf-8", newline="\n")
+    plot.path.write_text(latex_table(heads, rows, about, over_curves(plot.choice)), encoding="utf-8", newline="\n")
     return table
 
 

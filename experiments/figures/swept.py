@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from experiments.figures.columns import configuration_of, written
+from experiments.figures.columns import by_size, configuration_of, written
 from experiments.figures.intervals import INTERVAL
 from experiments.figures.labels import axis_label
 from experiments.figures.looks import looks_of
@@ -81,7 +81,7 @@ def layout_of(stored: Stored) -> Layout:
 
 def _at_most(frame: pd.DataFrame, column: str, most: int) -> tuple[pd.DataFrame, str]:
     """Rows of so many values, spread evenly; and a sentence on the others."""
-    ordered = frame[column].sort_values(kind="stable", na_position="first")
+    ordered = frame[column].sort_values(kind="stable", na_position="first", key=by_size)
     values = list(dict.fromkeys(written(value) for value in ordered))
     if len(values) <= most:
         return frame, ""

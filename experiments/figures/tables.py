@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from experiments.figures.caption import command_of, engine_of, num_requests_of, seeds_of, step_model_of, trace_of
+from experiments.figures.caption import (
+    command_of,
+    counted,
+    engine_of,
+    num_requests_of,
+    other_traces,
+    seeds_of,
+    step_model_of,
+    trace_of,
+)
 from experiments.figures.repeats import over_seeds
 from experiments.style import in_order
 
@@ -179,13 +188,13 @@ def exclusions(stored: Stored, *, every_cell: bool = False) -> Table:
 def setup(stored: Stored) -> list[tuple[str, str]]:
     """What was run on what."""
     manifest = stored.manifest
-    name, digest = trace_of(manifest)
+    (name, digest), others = trace_of(manifest), other_traces(manifest)
     window = stored.window_s()
     sizes = sorted(set(stored.summary["block_size"].dropna().astype(int))) if "block_size" in stored.summary else []
     rows = [
         ("command", command_of(manifest)),
         ("trace", name),
-        ("sha256 of the trace", digest + (" (of the first seed)" if _several_traces(manifest) else "")),
+        ("sha256 of the trace", digest + (f" and {counted(others, 'other')} (manifest.json)" if others else "")),
         ("requests a run", num_requests_of(stored)),
         ("seeds" if "," in seeds_of(stored) else "seed", seeds_of(stored)),
         ("allocators", ", ".join(stored.allocators) or "none finished"),
@@ -228,11 +237,6 @@ def replicas(stored: Stored) -> Table:
 
 def _clock(stored: Stored) -> str:
     return "measured" if stored.is_measured else "simulated"
-
-
-def _several_traces(manifest: dict[str, Any]) -> bool:
-    trace = manifest.get("trace")
-    return isinstance(trace, dict) and "sha256_by_seed" in trace
 
 
 def _coefficients(manifest: dict[str, Any]) -> list[tuple[str, str]]:

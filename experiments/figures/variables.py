@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from experiments.figures.columns import all_resolved, filtered, resolved, written
+from experiments.figures.columns import all_resolved, by_size, filtered, resolved, written
 from experiments.figures.curves import Horizontal, ScaleX, draw_curves
 from experiments.figures.intervals import with_intervals
 from experiments.figures.labels import axis_label, in_lines
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase as Canvas
 
+HEADROOM = 0.05
+"""Of the axis, above the highest mark."""
 IN_A_ROW = 3
 """Panels, where only columns of panels are asked for."""
 PANEL_IN = 1.75
@@ -81,7 +83,7 @@ def _by(frame: pd.DataFrame, column: str | None) -> list[tuple[str, pd.Series[bo
     """(value in words, which rows) in order, a missing one first; all rows if there is no column."""
     if column is None:
         return [("", pd.Series(True, index=frame.index))]
-    ordered = frame[column].sort_values(kind="stable", na_position="first")
+    ordered = frame[column].sort_values(kind="stable", na_position="first", key=by_size)
     words = frame[column].map(written)
     return [(name, words == name) for name in dict.fromkeys(written(value) for value in ordered)]
 
@@ -155,7 +157,8 @@ def _outer_only(ax: Axes, *, left: bool, bottom: bool) -> None:
 def _from_zero(panels: Sequence[Axes], values: pd.Series[Any]) -> None:
     """Distances from zero are what ratios look like; no curve or band reaches below where values do not."""
     if values.min() >= 0:
-        panels[0].set_ylim(bottom=0)
+        highest = max(float(ax.dataLim.y1) for ax in panels)
+        panels[0].set_ylim(0, max(panels[0].get_ylim()[1], (1 + HEADROOM) * highest))
 
 
 def _label_y(canvas: Canvas, first: Axes, column: str, num_rows: int, *, alone: bool) -> None:

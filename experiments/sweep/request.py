@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from experiments.sweep.planning import SweepPlan
 
 LAUNCHERS: Final = ("local", "ray", "slurm")
-NO_SWITCH: Final = ("map", "steps", "residency")
+STEPPED: Final = ("steps", "residency")
+"""What `--record` knows for every verb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
 def split_record(flags: Flags) -> tuple[tuple[str, ...], Flags]:
     """`--record`: the tables that a cell keeps, and what is left for the run."""
     words = [word for word in (flags.record or "").split(",") if word]
+    if unknown := sorted(set(words) - {*TABLES, *STEPPED}):
+        maps = "; --map-frames keeps maps" if "map" in unknown else ""
+        raise UsageError(f"--record knows {', '.join((*TABLES, *STEPPED))}, got {', '.join(unknown)}{maps}")
     rest = ",".join(word for word in words if word not in TABLES)
     return tuple(name for name in TABLES if name in words), replace(flags, record=rest or None)
 

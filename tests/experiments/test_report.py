@@ -12,6 +12,7 @@ from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
 from experiments import report
 from experiments.figures import FIGURES
+from experiments.figures.caption import traces_of
 from experiments.report import build_report, write_report
 from sim.cost import PAPER_13B
 from sim.cost_executor import CostExecutor
@@ -220,3 +221,17 @@ def test_trace_lengths_are_read_where_they_are_stored(small, monkeypatch):
     built = build_report(small)
     assert built.problems == []
     assert pd.read_csv(small / "figures" / "trace_lengths.csv")["num_prompt"].sum() == 2
+
+
+@pytest.mark.parametrize(
+    "own, told",
+    [
+        ([], "trace x sha256 aa"),
+        (["aa", "aa"], "trace x sha256 aa"),
+        (["aa", None, "bb"], "trace x sha256 aa and 1 other"),
+        (["bb", "aa", "cc", "bb"], "trace x sha256 aa and 2 others"),
+    ],
+)
+def test_a_caption_counts_the_traces_behind_it(own, told):
+    cells = [{"cell": str(place), "trace_sha256": sha} for place, sha in enumerate(own)]
+    assert traces_of({"trace": {"name": "x", "sha256": "aa"}, "cells": cells}) == told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from experiments.exits import UsageError
 from experiments.export.prometheus import histogram, one_two_five, text_of
-from experiments.export.runs import runs_of
+from experiments.export.runs import KEPT_BY, runs_of
 from experiments.export.vllm_sweep import csv_of, json_of, most_at_once, rows_of
 
 VLLM_NAMES = {
@@ -156,6 +157,19 @@ def test_a_sweeps_folder_is_read_with_its_repeats_and_axes(results, tmp_path):
         runs_of(folder)
 
 
+def test_the_folder_of_the_file_is_made(pagelab, results, tmp_path):
+    done = pagelab("export", results / "compared", "--to", "csv", "-o", "new/folder/all.csv")
+    assert done.code == 0, done.err
+    assert len(pd.read_csv(tmp_path / "new/folder/all.csv")) == 120
+
+
+@pytest.mark.parametrize("name,said", [*KEPT_BY.items(), ("preemptions", "stored without preemptions")])
+def test_a_table_that_is_not_there_says_what_keeps_it(results, tmp_path, name, said):
+    run = runs_of(results / "swapped")[0]
+    with pytest.raises(UsageError, match=re.escape(said)):
+        type(run)(tmp_path, run.row, run.manifest).table(name)
+
+
 # what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +180,7 @@ def test_a_sweeps_folder_is_read_with_its_repeats_and_axes(results, tmp_path):
         (("compared", "--to", "csv", "-o", "x", "--at", "3"), "--at is for torch-snapshot"),
         (("compared", "--to", "torch-snapshot", "-o", "x", "--at", "-3"), "at least 0"),
         (("compared", "--to", "torch-snapshot", "-o", "x.gz", "--cell", "paged"), "not compressed"),
-        (("compared", "--to", "csv", "-o", "no/such/folder/x.csv"), "cannot be written"),
+        (("compared", "--to", "csv", "-o", "/dev/null/x.csv"), "cannot be written"),
         (("compared", "--to", "csv", "-o", "x.csv", "--cell", "none"), "no run begins with 'none'"),
         ((".", "--to", "csv", "-o", "x.csv"), "no summary.csv here"),
     ],
