@@ -21,6 +21,8 @@ from experiments.sweep.ledger import History, Ledger, ledgers_of, read_history
 from experiments.sweep.planning import SweepPlan
 
 MOST_DIFFERENCES = 20
+TOLD = {"error", "failed_checks", "num_rows", "num_completed", "wall_s", "host"}
+"""What the summary and the manifest read from the line of a finished cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class SweepFolder:
     def _is_whole(self, name: str, entry: Mapping[str, Any]) -> bool:
         place = self.folder / store.CELLS / name
         try:
-            return all(file_sha256(place / file) == sha for file, sha in entry["files"].items())
+            return entry.keys() >= TOLD and all(
+                file_sha256(place / file) == sha for file, sha in entry["files"].items()
+            )
         except (OSError, KeyError, AttributeError):
             return False
 

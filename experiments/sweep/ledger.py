@@ -8,12 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from experiments import store
 
 State = Literal["sweep", "running", "done", "failed"]
 """`sweep` is the first line: what was asked for. The others are of a cell."""
+
+_ENDED: Final = {"cell": str, "key": str}
+NEEDED: Final[Mapping[str, Mapping[str, type]]] = {
+    "sweep": {"asked": dict},
+    "done": {**_ENDED, "files": dict},
+    "failed": _ENDED,
+}
+"""What a line must have to be one, by state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +88,10 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             entry = json.loads(line)
         except ValueError:
             entry = None
-        yield number, entry if isinstance(entry, dict) and isinstance(entry.get("state"), str) else None
+        yield number, entry if isinstance(entry, dict) and _is_told(entry) else None
+
+
+def _is_told(entry: Mapping[str, Any]) -> bool:
+    """Whether a line says what lines of its state say; a state of a later version is passed over."""
+    needed = NEEDED.get(str(entry.get("state")), {})
+    return isinstance(entry.get("state"), str) and all(isinstance(entry.get(key), kind) for key, kind in needed.items())

@@ -43,6 +43,27 @@ def test_after_a_torn_line_the_next_one_is_whole(ledger):
     assert history.damaged == ["ledger.jsonl:7"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *({"state": "sweep", "asked": junk} for junk in (None, 3, [], "x")),
+        *({"state": "done", "cell": "k1", "key": "k9", "files": junk} for junk in (None, 3, [], "x")),
+        {"state": "sweep"},
+        {"state": "done", "key": None, "cell": "k1", "files": {}},
+        {"state": "failed", "key": "k9"},
+        {"state": 3},
+        [],
+    ],
+)
+def test_a_line_that_does_not_say_what_its_state_says_is_damaged(ledger, line):
+    before = read_history([ledger.path])
+    with ledger.path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    after = read_history([ledger.path])
+    assert (after.asked, after.ended) == (before.asked, before.ended)
+    assert after.damaged == ["ledger.jsonl:8"]
+
+
 def test_lines_are_only_ever_added(ledger):
     before = ledger.path.read_bytes()
     ledger.append("failed", {"cell": "k1", "key": "k1", "error": "x"})
