@@ -178,7 +178,7 @@ def report(done: Measured) -> list[str]:
     """A line a kind of steps."""
     return [
         f"{which:<9} {one.kind:<19} {one.num_steps:>6} steps of {one.num_runs:>4} runs: signed "
-        f"{100 * one.mean_signed_frac:+.2f} %, MAPE {100 * one.mape_frac:.2f} %"
+        f"{100 * one.mean_signed_frac:+.2f} % of their time together, MAPE {100 * one.mape_frac:.2f} % a step"
         for which, one in done.errors()
     ]
 

@@ -109,6 +109,16 @@ def _told(name: str, engine: Sequence[Row], simulated: Row) -> str:
     return f"engine {runs}; simulated {simulated[name]:.4g}"
 
 
+def shown(name: str) -> str:
+    """Times are shown in milliseconds."""
+    return f"{name.removesuffix('_s')}, ms" if name.endswith("_s") and scale(name) != 1 else name
+
+
+def scale(name: str) -> float:
+    """Of what is shown to what is stored."""
+    return 1000.0 if name.endswith(tuple(f"_{latency}_s" for latency in LATENCIES)) else 1.0
+
+
 def tables(lab: Lab) -> list[Table]:
     """Errors by load, and the engine's own spread."""
     if lab.fidelity is None:
@@ -116,8 +126,8 @@ def tables(lab: Lab) -> list[Table]:
     found = _stored(lab)
     names = [f"{which}_{latency}_s" for latency in LATENCIES for which in ("mean", "p50", "p95", "p99")]
     rows = tuple(
-        (allocator, load, name, sum(row[name] for row in engine) / len(engine), simulated[name],
-         error_percent(simulated, engine, name), spread_percent(engine, name) if len(engine) > 1 else None)
+        (allocator, load, shown(name), scale(name) * sum(row[name] for row in engine) / len(engine),
+         scale(name) * simulated[name], error_percent(simulated, engine, name), spread_percent(engine, name) if len(engine) > 1 else None)
         for allocator, load, engine, simulated in found.pairs()
         for name in [*names, "output_tok_per_s"]
     )  # fmt: skip

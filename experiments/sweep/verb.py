@@ -16,6 +16,7 @@ from experiments.console import Talk, say, say_json, show
 from experiments.exits import UsageError
 from experiments.flags import Flags
 from experiments.manifest import Invocation, now
+from experiments.sweep.axes import Axes
 from experiments.sweep.estimate import estimate
 from experiments.sweep.execution import Ended, Entry, execute
 from experiments.sweep.flags import SweepFlags
@@ -80,10 +81,19 @@ def make(folder: Path) -> None:
         raise UsageError(f"{folder}: cannot be written: {error}; choose another -o DIR") from error
 
 
+def _factors(axes: Axes) -> list[str]:
+    """`3 kv.block_size`, and `2 (kv.block_size, scheduler.max_num_seqs)` for axes that go together."""
+    groups = [next((group for group in axes.zips if key in group), (key,)) for key in axes.values]
+    return [
+        f"{len(axes.values[group[0]])} {group[0] if len(group) == 1 else '(' + ', '.join(group) + ')'}"
+        for group in dict.fromkeys(groups)
+    ]
+
+
 def announce(request: Request, talk: Talk) -> None:
     """How many cells, and why so many; the notes."""
     plan = request.plan
-    axes = " x ".join(f"{len(values)} {key}" for key, values in plan.axes.values.items())
+    axes = " x ".join(_factors(plan.axes))
     parts = [f"{axes or 'no axis'}: {counted(len(plan.cells), 'cell')}"]
     parts += [f"{plan.num_runs} repeats"] * (plan.num_runs > 1)
     parts += [f"{plan.num_excluded} points excluded"] * (plan.num_excluded > 0)

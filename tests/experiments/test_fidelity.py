@@ -84,7 +84,8 @@ def test_errors_are_against_the_mean_of_the_engines_runs(tmp_path):
     assert error_percent(row(0.4, "sim", mean_e2e_s=2.5), engine, "mean_e2e_s") == pytest.approx(25)
     lab = lab_of(tmp_path, [*engine, row(0.4, "sim", mean_e2e_s=2.5)])
     shown = {row[2]: row for row in tables(lab)[0].rows}
-    assert shown["mean_e2e_s"][3:6] == pytest.approx((2.0, 2.5, 25.0))
+    assert shown["mean_e2e, ms"][3:6] == pytest.approx((2000.0, 2500.0, 25.0))
+    assert shown["output_tok_per_s"][3:5] == (8000.0, 8000.0)
 
 
 def test_without_stored_runs_it_says_what_is_missing():

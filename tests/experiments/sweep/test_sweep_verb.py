@@ -261,9 +261,21 @@ def test_a_check_that_does_not_hold_gives_exit_4(sweep, monkeypatch, tmp_path):
 
 def test_axes_that_are_zipped_go_together(sweep, tmp_path):
     words = ("--axis", "kv.block_size=8,16", "--axis", "scheduler.max_num_seqs=2,4", "-o", "out")
-    assert sweep(*words, "--zip", "kv.block_size,scheduler.max_num_seqs").code == 0
+    done = sweep(*words, "--zip", "kv.block_size,scheduler.max_num_seqs", "--axis", "kv.allocator=paged")
+    assert done.code == 0
+    assert "2 (kv.block_size, scheduler.max_num_seqs) x 1 kv.allocator: 2 cells" in done.err
     found = [(row["kv.block_size"], row["scheduler.max_num_seqs"]) for row in rows(tmp_path / "out")]
     assert found == [("8", "2"), ("16", "4")]
+
+
+def test_sizes_of_pages_that_nobody_has_are_one_cell(sweep, tmp_path):
+    words = ("--axis", "kv.allocator=paged,virtual", "--axis", "kv.page_bytes=16KiB,64KiB,null", "-m", "llama-2-7b")
+    done = sweep(*words, "-o", "out")
+    assert done.code == 0, done.err
+    assert "2 merged" in done.err
+    found = [(row["allocator"], row["kv.page_bytes"]) for row in rows(tmp_path / "out")]
+    assert found[:2] == [("paged", "16KiB"), ("virtual", "16KiB")]
+    assert len(found) == 4
 
 
 def test_repeats_are_rows_with_seeds_of_their_own(pagelab, tmp_path):
