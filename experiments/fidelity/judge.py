@@ -125,19 +125,20 @@ def tables(lab: Lab) -> list[Table]:
         return []
     found = _stored(lab)
     names = [f"{which}_{latency}_s" for latency in LATENCIES for which in ("mean", "p50", "p95", "p99")]
-    rows = tuple(
-        (allocator, load, shown(name), scale(name) * sum(row[name] for row in engine) / len(engine),
-         scale(name) * simulated[name], error_percent(simulated, engine, name), spread_percent(engine, name) if len(engine) > 1 else None)
-        for allocator, load, engine, simulated in found.pairs()
-        for name in [*names, "output_tok_per_s"]
-    )  # fmt: skip
+    rows = []
+    for allocator, load, engine, simulated in found.pairs():
+        for name in [*names, "output_tok_per_s"]:
+            times, truth = scale(name), sum(row[name] for row in engine) / len(engine)
+            spread = spread_percent(engine, name) if len(engine) > 1 else None
+            error = error_percent(simulated, engine, name)
+            rows.append((allocator, load, shown(name), times * truth, times * simulated[name], error, spread))
     wanted = found.about["wanted"]
     note = (
         f"{wanted['num_requests']:,} requests of {wanted['lengths']} lengths, {wanted['model']} in "
         f"{wanted['kv_tokens']:,} token slots; calibration {found.about['calibration_sha256'][:12]}"
     )
     heads = ("allocator", "load", "metric", "engine", "simulated", "error %", "engine's spread %")
-    return [Table(f"{NAME}/errors", "The simulator against the engine", heads, rows, note)]
+    return [Table(f"{NAME}/errors", "The simulator against the engine", heads, tuple(rows), note)]
 
 
 SIM_VS_GPU = Experiment(NAME, "The simulator held against the engine", judge, tables=tables)
