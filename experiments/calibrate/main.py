@@ -25,7 +25,7 @@ from experiments.provenance import without_folders
 from sim.calibrated import CalibratedModel
 
 ROWS_FILE, ABOUT_FILE, CALIBRATION_FILE = "rows.csv", "about.json", "calibration.json"
-BLOCK_SIZES_OF: Final = ("decode_buckets", "token_buckets", "padded")
+NEEDED_KEYS: Final = ("decode_buckets", "token_buckets", "padded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def read(folder: Path) -> Measured:
         about = json.loads((folder / ABOUT_FILE).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder / ABOUT_FILE}: cannot be read: {error}") from error
-    lacking = [name for name in BLOCK_SIZES_OF if name not in about]
+    lacking = [name for name in NEEDED_KEYS if name not in about]
     if lacking:
         raise ValueError(f"{folder / ABOUT_FILE}: keys {', '.join(lacking)} are missing")
     return Measured(read_rows(folder / ROWS_FILE), about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +96,7 @@ def measured(wanted: Wanted, calibration: Path, say: Say) -> Iterator[Done]:
         yield _done(closed, allocator, ENGINE, "all", 0, rate)
         for place, load in enumerate(wanted.loads, 1):
             seed = wanted.seed + 100 * number + place
-            yield from _at(replace(wanted), allocator, load, rate, seed, calibration, say)
+            yield from _at(wanted, allocator, load, rate, seed, calibration, say)
 
 
 def _at(
