@@ -63,7 +63,9 @@ class Wanted:
     @property
     def limits(self) -> Limits:
         """Of the grid."""
-        return Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_tokens)
+        return Limits(
+            self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_tokens, self.block_size
+        )
 
 
 @dataclass

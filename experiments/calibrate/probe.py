@@ -17,7 +17,7 @@ from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import step
-from experiments.calibrate.grid import DecodePoint, Limits, MixedPoint
+from experiments.calibrate.grid import BETWEEN, DecodePoint, Limits, MixedPoint
 from experiments.calibrate.rows import PS, StepRow
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 SKIPPED: Final = 2
 """Steps of a point of decodes that are left out: the one that brings the first tokens, and the one after it, before
 which rows are arranged anew. Of points with chunks all steps with chunks count."""
-BETWEEN: Final = 6
-"""Decode steps between two steps with chunks, as a server has: compute-bound steps one after the other draw so much
-power that clocks fall, and would be up to a tenth slower than they are in serving."""
 AT_ONCE: Final = 20
 """Points between two collections of garbage."""
 

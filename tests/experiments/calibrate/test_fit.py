@@ -16,7 +16,7 @@ from sim.cost import Features
 from sim.step_rows import LoggedStep, step_rows_csv
 
 PS = 10**12
-LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512, kv_tokens=4096)
+LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512, kv_tokens=4096, block_size=16)
 DECODES, TOKENS = [1, 2, 4, 6, 8, 10, 12, 14, 16], [64, 128, 256]
 TRUTH = CalibratedModel(
     tuple(Curve(size, (8, 4096), (10**9 * size, 10**9 * size + 4 * 10**9)) for size in DECODES),

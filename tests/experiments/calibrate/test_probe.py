@@ -27,7 +27,7 @@ SHAPE = {
     "vocab_size": 128,
     "max_position_embeddings": 512,
 }
-LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=96, max_model_len=128, kv_tokens=1024)
+LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=96, max_model_len=128, kv_tokens=1024, block_size=16)
 
 
 @pytest.fixture(scope="module")
