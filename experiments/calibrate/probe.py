@@ -159,8 +159,9 @@ class Probe:
 def row_of(run: str, step: StepTime, num_seqs: int, rows_changed: int) -> StepRow:
     """A measured step as a row."""
     new = step.num_decodes + step.num_chunk_tokens
+    attended = step.num_kv_tokens, step.num_attended_pairs, step.longest_chunk_tokens
     times = step.duration_ps / PS, step.device_ps / PS, step.host_ps / PS
-    return StepRow(run, num_seqs, new, step.num_kv_tokens, step.num_attended_pairs, rows_changed, *times)
+    return StepRow(run, num_seqs, new, *attended, rows_changed, *times)
 
 
 def shuffle(allocator: Prefilled, seed: int) -> None:

@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 ENGINE, SIMULATED = "engine", "sim"
 STEP_COLUMNS: Final = (
     *("time_s", "duration_s", "device_s", "host_s", "num_decodes", "num_chunk_tokens", "num_running"),
-    *("num_batched_tokens", "num_kv_tokens", "num_attended_pairs"),
+    *("num_batched_tokens", "num_kv_tokens", "num_attended_pairs", "longest_chunk_tokens"),
 )
 
 

@@ -13,7 +13,7 @@ from experiments.bench.engine_run import EngineWanted, engine_of  # noqa: E402
 from experiments.calibrate import main as calibrate  # noqa: E402
 from experiments.calibrate.grid import ChunkStep, DecodePoint, Limits, MixedPoint  # noqa: E402
 from experiments.calibrate.probe import SKIPPED, Probe  # noqa: E402
-from experiments.calibrate.rows import CHURN, read_rows  # noqa: E402
+from experiments.calibrate.rows import CHURN, HELD, read_rows  # noqa: E402
 from sim.calibrated import read_calibration  # noqa: E402
 
 SHAPE = {
@@ -61,6 +61,7 @@ def test_a_point_with_chunks_costs_steps_of_those_chunks(probe):
     assert [(row.num_seqs, row.num_new_tokens) for row in rows] == [(4, 42), (3, 7)]
     decoding = rows[0].num_kv_tokens - 30 - 30
     assert rows[0].num_attended_pairs == decoding + 10 * 20 + 55 + 465
+    assert [row.longest_chunk_tokens for row in rows] == [30, 5]
     assert probe.allocator.stats().num_free == probe.allocator.capacity_blocks
 
 
@@ -79,7 +80,8 @@ def test_measured_fitted_written_and_read_again(folder, tmp_path, capsys):
     assert calibrate.main([*argv, "--output-dir", str(tmp_path)]) == exits.OK
     assert "held out" in capsys.readouterr().err
     rows = read_rows(tmp_path / calibrate.ROWS_FILE)
-    assert {row.run for row in rows if row.rows_changed} == {CHURN}
+    loops = {row.run for row in rows if row.rows_changed}
+    assert loops == {f"{CHURN}-{places}{held}" for places in (1, 2, 4) for held in ("", HELD)}
     model = read_calibration(tmp_path / calibrate.CALIBRATION_FILE)
     again = calibrate.read(tmp_path)
     assert again.rows == rows
