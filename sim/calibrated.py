@@ -101,8 +101,8 @@ def rates_of(seqs: int, new: int, kv: int, pairs: int, longest: int) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What steps take more on a server, where sequences come and go, than the same steps alone: the device waits for the
-    host, rows are laid out anew, clocks are lower behind steps with chunks."""
+    """What steps take more on a server, where sequences come and go, than the same steps alone: the device waits for
+    the host, rows are laid out anew, clocks are lower behind steps with chunks."""
 
     decode_ps: int = 0
     decode_per_seq_ps: int = 0

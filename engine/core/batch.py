@@ -158,8 +158,8 @@ class Batch:
         """(host, device) blocks."""
 
     def attended(self) -> tuple[int, int]:
-        """(pairs, longest): the sum over this step's new tokens of the tokens that each attends to, itself included, and
-        the most tokens that a sequence with several new ones attends to, 0 if none has; O(chunks)."""
+        """(pairs, longest): the sum over this step's new tokens of the tokens that each attends to, itself included,
+        and the most tokens that a sequence with several new ones attends to, 0 if none has; O(chunks)."""
         pairs, longest = self.num_context_tokens + self.num_new_tokens, 0
         for _, context, new, _ in self.chunks:
             pairs += (new - 1) * context + new * (new - 1) // 2

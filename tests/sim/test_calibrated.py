@@ -14,9 +14,9 @@ from engine.core.registry import PoolConfig
 from sim.calibrated import (
     CalibratedModel,
     Curve,
-    Overheads,
     MixedCost,
     OutsideGrid,
+    Overheads,
     parse_calibration,
     read_calibration,
 )

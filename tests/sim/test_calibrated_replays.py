@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.progress import LivelockError
-from sim.calibrated import CalibratedModel, Curve, Overheads, MixedCost
+from sim.calibrated import CalibratedModel, Curve, MixedCost, Overheads
 from sim.cost_executor import CostExecutor
 from tests.sim.cases import STEP, US, Case, differences, random_case, random_cuts, random_shared_case
 from tests.sim.check import check_case, check_shared

@@ -11,7 +11,7 @@ import pytest
 from experiments.calibrate.fit import fit, held_out, misfits, modelled_s
 from experiments.calibrate.grid import Limits, decode_points, mixed_points
 from experiments.calibrate.rows import CHURN, HELD, StepRow, read_rows, rows_sha256, split, write_rows
-from sim.calibrated import CalibratedModel, Curve, Overheads, MixedCost
+from sim.calibrated import CalibratedModel, Curve, MixedCost, Overheads
 from sim.cost import Features
 from sim.step_rows import LoggedStep, step_rows_csv
 
