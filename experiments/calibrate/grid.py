@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-KV_PLACES: Final = 6
 CHUNKED: Final = (0.0, 1 / 16, 1 / 4, 5 / 8, 15 / 16)
 """Sequences that decode beside chunks, of the most that there can be."""
 BETWEEN: Final = 6
@@ -65,8 +64,8 @@ def lengths(rng: Random, count: int, total: int, longest: int) -> tuple[int, ...
     return tuple(min(max(int(value * scale), 1), longest) for value in drawn)
 
 
-def decode_points(buckets: list[int], limits: Limits, num_steps: int, seed: int) -> list[DecodePoint]:
-    """For each bucket, full, sums of context from a few tokens a sequence to all that pool or model hold."""
+def decode_points(buckets: list[int], limits: Limits, num_steps: int, kv_places: int, seed: int) -> list[DecodePoint]:
+    """For each bucket, full, so many sums of context from a few tokens a sequence to all that pool or model hold."""
     rng, points = Random(seed), []
     for bucket in buckets:
         room = limits.room(bucket, num_steps + 2)
@@ -74,8 +73,8 @@ def decode_points(buckets: list[int], limits: Limits, num_steps: int, seed: int)
         most = min(room, bucket * longest)
         if most < bucket:
             continue
-        ratio = (most / (8 * bucket)) ** (1 / (KV_PLACES - 1)) if most > 8 * bucket else 1.0
-        totals = sorted({min(round(8 * bucket * ratio**place), most) for place in range(KV_PLACES)})
+        ratio = (most / (8 * bucket)) ** (1 / (kv_places - 1)) if most > 8 * bucket else 1.0
+        totals = sorted({min(round(8 * bucket * ratio**place), most) for place in range(kv_places)})
         for total in totals:
             top = most <= total * 1.01
             spread = (total // bucket,) * bucket if top else lengths(rng, bucket, total, longest)

@@ -68,11 +68,9 @@ class Probe:
     seed: int = 0
 
     @classmethod
-    def of(
-        cls, engine: Engine, limits: Limits, block_size: int, allocator: str, kernel: AttentionKernel, seed: int
-    ) -> Probe:
+    def of(cls, engine: Engine, limits: Limits, allocator: str, kernel: AttentionKernel, seed: int) -> Probe:
         """Allocates and warms up. The cache is filled with noise: what is multiplied decides what power is drawn."""
-        pool = PoolConfig(limits.kv_tokens // block_size, block_size, limits.max_model_len)
+        pool = PoolConfig(limits.kv_tokens // limits.block_size, limits.block_size, limits.max_model_len)
         prefilled = Prefilled(make_allocator(allocator, pool))
         executor = engine.executor(prefilled, kernel=kernel)  # type: ignore[arg-type]
         for cache in executor.kv.caches:

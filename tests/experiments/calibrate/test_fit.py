@@ -39,7 +39,7 @@ def row(run, features, changed=0, truth=TRUTH):
 def table(truth=TRUTH):
     """Every point of the grid, and a run in which sequences come and go."""
     rows = []
-    for point in decode_points(DECODES, LIMITS, 8, 0):
+    for point in decode_points(DECODES, LIMITS, 8, 6, 0):
         count, kv = len(point.contexts), sum(point.contexts)
         for step in range(6):
             features = Features(count, count, kv + count * (step + 1), kv + count * (step + 1))

@@ -23,7 +23,7 @@ STEPS = 24
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.max_num_seqs} of {limits.block_size}")
 def test_every_point_fits_the_pool_and_the_model(limits):
     buckets = [size for size in (1, 4, 16, 64, 256) if size <= limits.max_num_seqs]
-    decodes = decode_points(buckets, limits, STEPS, 3)
+    decodes = decode_points(buckets, limits, STEPS, 6, 3)
     assert {len(point.contexts) for point in decodes} <= set(buckets)
     for point in decodes:
         assert min(point.contexts) >= 1
@@ -55,7 +55,7 @@ def test_steps_with_chunks_reach_a_full_pool_too():
 def test_curves_reach_from_short_contexts_to_a_full_pool():
     limits = LIMITS[0]
     for bucket in (16, 64, 256):
-        totals = [sum(p.contexts) for p in decode_points([bucket], limits, STEPS, 0)]
+        totals = [sum(p.contexts) for p in decode_points([bucket], limits, STEPS, 6, 0)]
         assert len(totals) == 6
         assert min(totals) <= 10 * bucket
         room = min(limits.room(bucket, STEPS + 2), bucket * (limits.max_model_len - STEPS - 2))
@@ -63,7 +63,7 @@ def test_curves_reach_from_short_contexts_to_a_full_pool():
 
 
 def test_batches_are_ragged():
-    point = next(p for p in decode_points([64], LIMITS[0], STEPS, 0) if 200 * 64 < sum(p.contexts) < 600 * 64)
+    point = next(p for p in decode_points([64], LIMITS[0], STEPS, 6, 0) if 200 * 64 < sum(p.contexts) < 600 * 64)
     mean = sum(point.contexts) / 64
     assert max(point.contexts) > 2.5 * mean
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 def probe(folder):
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 96, "max_model_len": 128, "input_len": 1, "output_len": 1}
     wanted = EngineWanted(folder, device="cpu", attention="reference", **sizes)
-    return Probe.of(engine_of(wanted), LIMITS, 16, "paged", "paged", 0)
+    return Probe.of(engine_of(wanted), LIMITS, "paged", "paged", 0)
 
 
 def test_a_point_of_decodes_costs_its_own_steps_and_no_prompt(probe):
@@ -102,3 +102,14 @@ def test_measured_fitted_written_and_read_again(folder, tmp_path, capsys):
 def test_bad_usage_is_said_before_anything_is_made(tmp_path, capsys, words, told):
     assert calibrate.main([*words, "--output-dir", str(tmp_path)]) == exits.USAGE
     assert told in capsys.readouterr().err
+
+
+def test_several_block_sizes_share_an_engine_and_have_a_folder_each(folder, tmp_path):
+    words = {"model": folder, "device": "cpu", "attention": "reference", "num-steps": 4, "steps-a-point": 1}
+    words |= {"max-num-seqs": 2, "max-num-batched-tokens": 64, "max-model-len": 64, "kv-tokens": 512, "load-s": 0.01}
+    words |= {"kv-places": 2, "rounds": 1}
+    argv = [part for name, value in words.items() for part in (f"--{name}", str(value))]
+    assert calibrate.main([*argv, "--block-size", "4", "32", "--output-dir", str(tmp_path)]) == exits.OK
+    for size in (4, 32):
+        model = read_calibration(tmp_path / f"block-size-{size}" / calibrate.CALIBRATION_FILE)
+        assert model.about["wanted"]["block_size"] == size
