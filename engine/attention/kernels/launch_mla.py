@@ -249,7 +249,7 @@ def _descriptors(kv_cache: torch.Tensor, matrix: LatentMatrix | None, block_n: i
 
 
 def _sizes(rank: int, rotary: int) -> dict[str, Any]:
-    return {"RANK": rank, "BLOCK_R": padded(rank), "ROTARY": rotary, "BLOCK_E": padded(rotary)}
+    return {"RANK": rank, "BLOCK_R": padded(rank), "ROTARY": rotary, "BLOCK_ROT": padded(rotary)}
 
 
 def decode_options(

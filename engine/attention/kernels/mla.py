@@ -3,9 +3,9 @@
 A latent of `rank` + `rotary` elements is the K that all query heads share, its first `rank` elements are their V: a
 tile of latents is loaded once, and both products read it from the same shared memory. Query heads are the rows of the
 products. A decode's keys are cut into pieces as in `decode`, whose reduction merges them. A chunk's rows are heads of
-neighbouring tokens. Absorbed chunks take more operations than expanded ones (2,176 against 640 a head and pair in
-DeepSeek's sizes), but they need no K and V of the whole context, whose expansion alone costs more for chunks up to about 170
-tokens, and its memory in any case.
+neighbouring tokens. Absorbed chunks take more operations than expanded ones (2,176 against 640 a head and pair of
+tokens in DeepSeek's sizes), but no K and V of the whole context: that expansion alone costs more for chunks of up to
+about 170 tokens, and in any case memory for every head of every token.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -20,10 +20,10 @@ from engine.attention.kernels.work import locate_tile
 
 @triton.jit
 def _load_query(Q, offsets, alive, RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr,
-                BLOCK_E: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                BLOCK_ROT: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Rows at `offsets` [M]: what meets the first RANK elements of a latent, [M, BLOCK_R], and the rest."""
     ranks = tl.arange(0, BLOCK_R)[None, :]
-    rest = tl.arange(0, BLOCK_E)[None, :]
+    rest = tl.arange(0, BLOCK_ROT)[None, :]
     c = tl.load(Q + offsets[:, None] + ranks, mask=alive[:, None] & (ranks < RANK), other=0.0)
     e = tl.load(Q + offsets[:, None] + RANK + rest, mask=alive[:, None] & (rest < ROTARY), other=0.0)
     if UPCAST:
@@ -35,7 +35,7 @@ def _load_query(Q, offsets, alive, RANK: tl.constexpr, BLOCK_R: tl.constexpr, RO
 @triton.jit
 def _load_latents(
     KV, C_DESC, E_DESC, at, row, RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr,
-    BLOCK_E: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_ROT: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """A tile of latents in its two parts: by descriptor from `row` on, or from elements `at` [N]."""
     if TMA:
@@ -43,12 +43,12 @@ def _load_latents(
         e = E_DESC.load([row, RANK])
     else:
         ranks = tl.arange(0, BLOCK_R)[None, :]
-        rest = tl.arange(0, BLOCK_E)[None, :]
+        rest = tl.arange(0, BLOCK_ROT)[None, :]
         if RANK == BLOCK_R:
             c = tl.load(KV + at[:, None] + ranks)
         else:
             c = tl.load(KV + at[:, None] + ranks, mask=ranks < RANK, other=0.0)
-        if ROTARY == BLOCK_E:
+        if ROTARY == BLOCK_ROT:
             e = tl.load(KV + at[:, None] + RANK + rest)
         else:
             e = tl.load(KV + at[:, None] + RANK + rest, mask=rest < ROTARY, other=0.0)
@@ -62,7 +62,7 @@ def _load_latents(
 def attend_latents(
     q_c, q_e, maximum, total, acc, positions, KV, C_DESC, E_DESC, table, tile, end_tile, last, kv_b, kv_t, rows_b,
     block_size, block_shift, scale,
-    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_ROT: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """(maximum, total, acc) after the tiles [tile, end_tile); MASKED: rows see keys up to their positions [M] only, and
@@ -78,7 +78,7 @@ def attend_latents(
         else:
             at = row_offsets(entries, start, rows, 0, last, kv_b, kv_t, block_size, PAGES, MASKED)
         entries = table_entries(table, start + BLOCK_N, rows, 0, last, block_size, block_shift, PAGES)
-        c, e = _load_latents(KV, C_DESC, E_DESC, at, row, RANK, BLOCK_R, ROTARY, BLOCK_E, TMA, UPCAST)
+        c, e = _load_latents(KV, C_DESC, E_DESC, at, row, RANK, BLOCK_R, ROTARY, BLOCK_ROT, TMA, UPCAST)
         scores = tl.dot(q_c, tl.trans(c), input_precision="ieee")
         scores = tl.dot(q_e, tl.trans(e), scores, input_precision="ieee")
         visible = (start + rows)[None, :] <= positions[:, None]
@@ -90,7 +90,7 @@ def attend_latents(
 def _attend_rows(
     q_c, q_e, positions, KV, C_DESC, E_DESC, table, tile, whole, end_tile, last, kv_b, kv_t, rows_b, block_size,
     block_shift, scale,
-    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_ROT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, APART: tl.constexpr, TMA: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -106,13 +106,13 @@ def _attend_rows(
         maximum, total, acc = attend_latents(
             q_c, q_e, maximum, total, acc, positions, KV, C_DESC, E_DESC, table, tile, whole, last, kv_b, kv_t, rows_b,
             block_size, block_shift, scale,
-            RANK, BLOCK_R, ROTARY, BLOCK_E, BLOCK_N, NUM_STAGES, PAGES, False, TMA, UPCAST,
+            RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_N, NUM_STAGES, PAGES, False, TMA, UPCAST,
         )  # fmt: skip
         tile = whole
     maximum, total, acc = attend_latents(
         q_c, q_e, maximum, total, acc, positions, KV, C_DESC, E_DESC, table, tile, end_tile, last, kv_b, kv_t, rows_b,
         block_size, block_shift, scale,
-        RANK, BLOCK_R, ROTARY, BLOCK_E, BLOCK_N, 1 if APART else NUM_STAGES, PAGES, True, False, UPCAST,
+        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_N, 1 if APART else NUM_STAGES, PAGES, True, False, UPCAST,
     )  # fmt: skip
     return maximum, total, acc
 
@@ -121,7 +121,7 @@ def _attend_rows(
 def mla_decode_kernel(
     Q, KV, C_DESC, E_DESC, TABLE, SEQ_LENS, ITEMS, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, table_s, out_s, out_h, rows_b,
     scale, num_heads, block_size, block_shift,
-    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_ROT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, TMA: tl.constexpr, SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -141,12 +141,12 @@ def mla_decode_kernel(
         pieces = tl.load(ITEMS + item * 4 + 3)
     heads = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     alive = heads < num_heads
-    q_c, q_e = _load_query(Q + seq.to(tl.int64) * q_s, heads * q_h, alive, RANK, BLOCK_R, ROTARY, BLOCK_E, UPCAST)
+    q_c, q_e = _load_query(Q + seq.to(tl.int64) * q_s, heads * q_h, alive, RANK, BLOCK_R, ROTARY, BLOCK_ROT, UPCAST)
     positions = tl.full([BLOCK_M], 0, tl.int32) + (length - 1)
     maximum, total, acc = _attend_rows(
         q_c, q_e, positions, KV, C_DESC, E_DESC, TABLE + seq.to(tl.int64) * table_s, tile, length // BLOCK_N, end_tile,
         tl.maximum(length - 1, 0), kv_b, kv_t, rows_b, block_size, block_shift, scale,
-        RANK, BLOCK_R, ROTARY, BLOCK_E, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, TMA, TMA, UPCAST,
+        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, TMA, TMA, UPCAST,
     )  # fmt: skip
     ranks = tl.arange(0, BLOCK_R)[None, :]
     mask = alive[:, None] & (ranks < RANK)
@@ -164,7 +164,7 @@ def mla_decode_kernel(
 def mla_prefill_kernel(
     Q, KV, C_DESC, E_DESC, TABLE, QUERY_STARTS, SEQ_LENS, OUT, q_t, q_h, kv_b, kv_t, table_s, out_t, out_h, rows_b,
     scale, num_seqs, num_heads, block_size, block_shift,
-    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_E: tl.constexpr, HEADS: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_ROT: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, TMA: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -183,14 +183,14 @@ def mla_prefill_kernel(
     heads = tl.program_id(0) * HEADS + rows % HEADS
     alive = (query < queries) & (heads < num_heads)
     tokens = (start + query).to(tl.int64)
-    q_c, q_e = _load_query(Q, tokens * q_t + heads * q_h, alive, RANK, BLOCK_R, ROTARY, BLOCK_E, UPCAST)
+    q_c, q_e = _load_query(Q, tokens * q_t + heads * q_h, alive, RANK, BLOCK_R, ROTARY, BLOCK_ROT, UPCAST)
     low = length - queries + first
     high = tl.minimum(low + QUERIES, length)
     _, total, acc = _attend_rows(
         q_c, q_e, length - queries + query, KV, C_DESC, E_DESC, TABLE + seq.to(tl.int64) * table_s, 0,
         tl.maximum(low + 1, 0) // BLOCK_N, (tl.maximum(high, 0) + BLOCK_N - 1) // BLOCK_N, tl.maximum(high - 1, 0),
         kv_b, kv_t, rows_b, block_size, block_shift, scale,
-        RANK, BLOCK_R, ROTARY, BLOCK_E, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, True, TMA, UPCAST,
+        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, True, TMA, UPCAST,
     )  # fmt: skip
     ranks = tl.arange(0, BLOCK_R)[None, :]
     result = (acc / tl.where(total > 0, total, 1.0)[:, None]).to(OUT.dtype.element_ty)

@@ -11,7 +11,6 @@ sequence, which are masked as K by selection and cleared as V.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -120,7 +119,7 @@ def _step(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """(maximum, total, acc) after the number-th tile, whose first key is `start`."""
-    left, left_full, left_empty, right, right_full, right_empty, rotary = rings
+    left, _, left_empty, right, _, right_empty, _ = rings
     stage = number % STAGES
     s = _scores(q, rings, number, BLOCK_N, STAGES, WHICH)
     new_maximum, p = weights(s, maximum, position, start, scale, BLOCK_N, MASKED)
@@ -143,7 +142,7 @@ def _consume(
     scale, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """Half WHICH of the columns of the weighted sum."""
-    left, left_full, left_empty, right, right_full, right_empty, rotary = rings
+    left, left_full, _, right, right_full, _, _ = rings
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
     if tiles > 0:

@@ -19,7 +19,7 @@ from engine.attention.kernels.pages import Mode, Pages
 @triton.jit(do_not_specialize=["num_tokens", "block_size", "block_shift"])
 def mla_write_kernel(
     C, E, KV_CACHE, SLOTS, c_t, e_t, kv_b, kv_t, num_tokens, block_size, block_shift,
-    RANK: tl.constexpr, ROTARY: tl.constexpr, TOKENS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+    RANK: tl.constexpr, ROTARY: tl.constexpr, TOKENS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_ROT: tl.constexpr,
     PAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(T / TOKENS)): both parts of TOKENS latents a program."""
@@ -28,7 +28,7 @@ def mla_write_kernel(
     alive = (tokens < num_tokens)[:, None]
     far = tokens.to(tl.int64)[:, None]
     ranks = tl.arange(0, BLOCK_R)[None, :]
-    rest = tl.arange(0, BLOCK_E)[None, :]
+    rest = tl.arange(0, BLOCK_ROT)[None, :]
     c = tl.load(C + far * c_t + ranks, mask=alive & (ranks < RANK))  # before the slots are known: one latency, not two
     e = tl.load(E + far * e_t + rest, mask=alive & (rest < ROTARY))
     if PAGES == "shift":
@@ -64,5 +64,5 @@ def mla_write(c: torch.Tensor, rotary: torch.Tensor, kv_cache: torch.Tensor, slo
 
 def mla_write_options(rank: int, rotary: int, mode: Mode) -> dict[str, Any]:
     """What is compiled into mla_write_kernel: 16 bytes of c a thread at two bytes an element."""
-    sizes = {"RANK": rank, "ROTARY": rotary, "BLOCK_R": padded(rank), "BLOCK_E": padded(rotary)}
+    sizes = {"RANK": rank, "ROTARY": rotary, "BLOCK_R": padded(rank), "BLOCK_ROT": padded(rotary)}
     return sizes | {"TOKENS": 1, "PAGES": mode, "num_warps": max(1, padded(rank) // 256)}
