@@ -96,6 +96,7 @@ def latent_configs(num_heads: int, sms: int) -> Iterator[Any]:
 
     for programs in (sms, 2 * sms):
         cut = DecodeConfig(HOPPER_KEYS, 4, 2, programs, 128)
+        yield MLADecodeConfig(HOPPER_HEADS, cut, kernel="pair")
         yield MLADecodeConfig(HOPPER_HEADS, cut, kernel="hopper")
     block_m, tiles = (16, NARROW) if num_heads <= 16 else (64, WIDE)
     for block_n, num_warps, num_stages, use_tma, waves in tiles:

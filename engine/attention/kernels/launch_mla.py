@@ -136,11 +136,21 @@ class _Decode:
         if workspace is None:
             workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
         lse = workspace[cut.max_items * num_heads * self.rank if cut.split else 0 :]
-        if self.config.kernel == "hopper":
+        if self.config.kernel != "portable":
             from engine.attention.kernels import launch_mla_hopper
 
             launch_mla_hopper.launch(
-                q, kv_cache, table, seq_lens, out, workspace, lse, self.plan.pieces, self.rank, self.scale
+                q,
+                kv_cache,
+                table,
+                seq_lens,
+                out,
+                workspace,
+                lse,
+                self.plan.pieces,
+                self.rank,
+                self.scale,
+                self.config.kernel,
             )
         else:
             self._portable(q, kv_cache, table, seq_lens, out, workspace, lse)

@@ -14,12 +14,14 @@ from engine.attention.kernels.inputs_mla import LatentMatrix
 from engine.attention.kernels.launch_hopper import DTYPES, HALF, box_rows
 from engine.attention.kernels.matrix import MAX_COORDINATE, VECTOR_BYTES
 from engine.attention.kernels.mla_hopper import mla_hopper_kernel
+from engine.attention.kernels.mla_pair import mla_pair_kernel
 from engine.attention.kernels.plan import DecodePlan
 from engine.attention.kernels.tuning import DecodeConfig
-from engine.attention.kernels.tuning_mla import HOPPER_HEADS, HOPPER_KEYS
+from engine.attention.kernels.tuning_mla import HOPPER_HEADS, HOPPER_KEYS, Kernel
 
 RANK, LATENT = 512, 576
-CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40
+KERNELS = {"hopper": mla_hopper_kernel, "pair": mla_pair_kernel}
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 
 
 def takes(q: torch.Tensor, kv_cache: torch.Tensor, rank: int) -> bool:
@@ -41,6 +43,7 @@ def launch(
     plan: DecodePlan,
     rank: int,
     scale: float,
+    kernel: Kernel,
 ) -> None:
     """Outputs of sequences in one piece, parts of the others. AttentionInputError where it does not take the call."""
     if not takes(q, kv_cache, rank):
@@ -53,7 +56,7 @@ def launch(
     matrix = LatentMatrix.of(kv_cache)
     assert matrix is not None
     with on_device(q):
-        mla_hopper_kernel[(cut.grid_heads, cut.max_items)](
+        KERNELS[kernel][(cut.grid_heads, cut.max_items)](
             query_descriptor(q), latent_descriptor(kv_cache, matrix, box), table, seq_lens, plan.items, out, part, lse,
             table.stride(0), out.stride(0), out.stride(1), matrix.rows_per_block, scale, q.shape[1],
             kv_cache.shape[1], **hopper_options(cut.config, box, kv_cache.shape[1], split=cut.split),
@@ -61,7 +64,7 @@ def launch(
 
 
 def hopper_options(config: DecodeConfig, box: int, block_size: int, *, split: bool) -> dict[str, Any]:
-    """What is compiled into mla_hopper_kernel."""
+    """What is compiled into either of KERNELS."""
     return {
         "BLOCK_N": config.block_n,
         "STAGES": config.num_stages,

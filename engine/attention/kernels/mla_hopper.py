@@ -35,7 +35,7 @@ ROTARY = gl.constexpr(64)
 
 
 @gluon.jit
-def _load_query(Q_DESC, q, ready, seq, first_head):
+def load_query(Q_DESC, q, ready, seq, first_head):
     """64 heads of one token; heads that there are not are zeros."""
     left, right, rotary = q
     mbarrier.expect(ready, HEADS * (RANK + ROTARY) * 2)
@@ -49,7 +49,7 @@ def _load_query(Q_DESC, q, ready, seq, first_head):
 
 
 @gluon.jit
-def _load_columns(
+def load_columns(
     KV_DESC, buffers, stage, ready, rows, column,
     COLUMNS: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
 ):  # fmt: skip
@@ -72,7 +72,7 @@ def _produce(
     BOXES: gl.constexpr = BLOCK_N // BOX
     table = TABLE + seq.to(gl.int64) * table_s
     if tiles > 0:
-        _load_query(Q_DESC, q, q_ready, seq, first_head)
+        load_query(Q_DESC, q, q_ready, seq, first_head)
     start = gl.maximum(end_tile - 1, 0) * BLOCK_N
     rows = rows_of_boxes(table, start, last, 0, rows_b, block_size, BOX, BOXES, PAGES)
     for number in range(tiles):
@@ -81,12 +81,12 @@ def _produce(
         mbarrier.wait(left_empty.index(stage), phase)
         ready = left_full.index(stage)
         mbarrier.expect(ready, BLOCK_N * (SIDE + ROTARY) * 2)
-        _load_columns(KV_DESC, left, stage, ready, rows, 0, SIDE, STAGES, BOX, BOXES)
-        _load_columns(KV_DESC, rotary, stage, ready, rows, RANK, ROTARY, STAGES, BOX, BOXES)
+        load_columns(KV_DESC, left, stage, ready, rows, 0, SIDE, STAGES, BOX, BOXES)
+        load_columns(KV_DESC, rotary, stage, ready, rows, RANK, ROTARY, STAGES, BOX, BOXES)
         mbarrier.wait(right_empty.index(stage), phase)
         ready = right_full.index(stage)
         mbarrier.expect(ready, BLOCK_N * SIDE * 2)
-        _load_columns(KV_DESC, right, stage, ready, rows, SIDE, SIDE, STAGES, BOX, BOXES)
+        load_columns(KV_DESC, right, stage, ready, rows, SIDE, SIDE, STAGES, BOX, BOXES)
         start = gl.maximum(start - BLOCK_N, 0)
         rows = rows_of_boxes(table, start, last, 0, rows_b, block_size, BOX, BOXES, PAGES)
 
@@ -137,6 +137,29 @@ def _step(
 
 
 @gluon.jit
+def store_side(OUT, PART, LSE, maximum, total, acc, place, out_s, out_h, num_heads, WHICH: gl.constexpr):
+    """Half WHICH of the columns: of a sequence in one piece its output, else the piece's part, as in decode."""
+    seq, item, pieces, first_head = place
+    row_layout: gl.constexpr = total.type.layout
+    o_layout: gl.constexpr = acc.type.layout
+    factor = gl.convert_layout(1.0 / gl.where(total > 0, total, 1.0), gl.SliceLayout(1, o_layout))
+    acc = acc * factor[:, None]
+    heads = first_head + gl.arange(0, HEADS, gl.SliceLayout(1, o_layout))
+    columns = WHICH * SIDE + gl.arange(0, SIDE, gl.SliceLayout(0, o_layout))
+    mask = (heads < num_heads)[:, None]
+    if pieces == 1:
+        at = seq.to(gl.int64) * out_s + heads * out_h
+        gl.store(OUT + at[:, None] + columns[None, :], acc.to(OUT.dtype.element_ty), mask=mask)
+    else:
+        row = item.to(gl.int64) * num_heads + heads
+        gl.store(PART + row[:, None] * RANK + columns[None, :], acc, mask=mask)
+        if WHICH == 0:
+            head = first_head + gl.arange(0, HEADS, row_layout)
+            row = item.to(gl.int64) * num_heads + head
+            gl.store(LSE + row, maximum + gl.log2(total), mask=head < num_heads)
+
+
+@gluon.jit
 def _consume(
     q, q_ready, rings, OUT, PART, LSE, seq, item, pieces, first_head, end_tile, tiles, length, out_s, out_h, num_heads,
     scale, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WHICH: gl.constexpr,
@@ -164,21 +187,8 @@ def _consume(
             maximum, total, acc = _step(
                 q, rings, number, start, position, scale, maximum, total, acc, BLOCK_N, STAGES, False, WHICH
             )  # fmt: skip
-        factor = gl.convert_layout(1.0 / gl.where(total > 0, total, 1.0), gl.SliceLayout(1, o_layout))
-        acc = acc * factor[:, None]
-        heads = first_head + gl.arange(0, HEADS, gl.SliceLayout(1, o_layout))
-        columns = WHICH * SIDE + gl.arange(0, SIDE, gl.SliceLayout(0, o_layout))
-        mask = (heads < num_heads)[:, None]
-        if pieces == 1:
-            at = seq.to(gl.int64) * out_s + heads * out_h
-            gl.store(OUT + at[:, None] + columns[None, :], acc.to(OUT.dtype.element_ty), mask=mask)
-        else:
-            row = item.to(gl.int64) * num_heads + heads
-            gl.store(PART + row[:, None] * RANK + columns[None, :], acc, mask=mask)
-            if WHICH == 0:
-                head = first_head + gl.arange(0, HEADS, row_layout)
-                row = item.to(gl.int64) * num_heads + head
-                gl.store(LSE + row, maximum + gl.log2(total), mask=head < num_heads)
+        place = (seq, item, pieces, first_head)
+        store_side(OUT, PART, LSE, maximum, total, acc, place, out_s, out_h, num_heads, WHICH)
 
 
 @gluon.jit(do_not_specialize=["table_s", "rows_b", "num_heads", "block_size"])

@@ -8,7 +8,8 @@ from typing import Literal
 from engine.attention.checks import AttentionInputError, check_count
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, check_power
 
-Kernel = Literal["portable", "hopper"]
+Kernel = Literal["portable", "hopper", "pair"]
+"""`mla`, and the two for Hopper: `mla_hopper`, `mla_pair`."""
 HOPPER_HEADS = 64
 """Query heads a program of Hopper's kernel."""
 HOPPER_KEYS = 64
@@ -20,22 +21,23 @@ class MLADecodeConfig:
     """How a decode over latents is cut and compiled; AttentionInputError for what cannot be."""
 
     block_m: int
-    """Query heads a program: a power of two, at least 16; 64 for Hopper's kernel."""
+    """Query heads a program: a power of two, at least 16; 64 for Hopper's kernels."""
     cut: DecodeConfig
-    """The rest. Of Hopper's kernel num_warps is a warpgroup's 4, num_stages the tiles in shared memory."""
+    """The rest. Of Hopper's kernels num_warps is a warpgroup's 4, num_stages the tiles in shared memory."""
     use_tma: bool = False
-    """Load whole tiles by descriptor where the cache allows it; Hopper's kernel always does."""
+    """Load whole tiles by descriptor where the cache allows it; Hopper's kernels always do."""
     kernel: Kernel = "portable"
-    """Which of the two kernels; Hopper's falls back to nothing: it takes DeepSeek's sizes only."""
+    """Hopper's two fall back to nothing: they take DeepSeek's sizes only."""
 
     def __post_init__(self) -> None:
         check_power("block_m", self.block_m, 16)
-        if self.kernel not in ("portable", "hopper"):
-            raise AttentionInputError(f"kernel: expected portable or hopper, got {self.kernel!r}")
-        sizes = self.block_m, self.cut.block_n, self.cut.num_warps
-        if self.kernel == "hopper" and sizes != (HOPPER_HEADS, HOPPER_KEYS, 4):
+        if self.kernel not in ("portable", "hopper", "pair"):
+            raise AttentionInputError(f"kernel: expected portable, hopper or pair, got {self.kernel!r}")
+        sizes = self.block_m, self.cut.block_n, self.cut.num_warps, self.cut.num_stages
+        if self.kernel != "portable" and sizes != (HOPPER_HEADS, HOPPER_KEYS, 4, 2):
             raise AttentionInputError(
-                f"hopper: expected block_m={HOPPER_HEADS}, block_n={HOPPER_KEYS} and num_warps=4, got {sizes}"
+                f"{self.kernel}: expected block_m={HOPPER_HEADS}, block_n={HOPPER_KEYS}, num_warps=4 and num_stages=2, "
+                f"got {sizes}"
             )
 
 
