@@ -226,17 +226,13 @@ def mla_prefill(
     if tiles == 0:
         return out
     pages = Pages.of(kv_cache.shape[1], config.block_n)
-    matrix = matrix_of(kv_cache, rank, pages) if config.use_tma else None
-    descriptors = _descriptors(kv_cache, matrix, config.block_n, rank)
     with on_device(q):
         mla_prefill_kernel[(-(-num_heads // heads), tiles)](
-            q, kv_cache, *descriptors, block_table, query_start_loc, seq_lens, out,
+            q, kv_cache, block_table, query_start_loc, seq_lens, out,
             q.stride(0), q.stride(1), kv_cache.stride(0), kv_cache.stride(1), block_table.stride(0),
-            out.stride(0), out.stride(1), matrix.rows_per_block if matrix else 0, factor, num_seqs, num_heads,
-            pages.block_size, pages.shift,
+            out.stride(0), out.stride(1), factor, num_seqs, num_heads, pages.block_size, pages.shift,
             **prefill_options(
-                config, rank, latent - rank, heads, pages.mode, tma=matrix is not None,
-                upcast=upcast(mla_prefill_kernel, q.dtype),
+                config, rank, latent - rank, heads, pages.mode, upcast=upcast(mla_prefill_kernel, q.dtype)
             ),
         )  # fmt: skip
     return out
@@ -273,11 +269,11 @@ def decode_options(
 
 
 def prefill_options(
-    config: MLAPrefillConfig, rank: int, rotary: int, heads: int, mode: Mode, *, tma: bool, upcast: bool = False
+    config: MLAPrefillConfig, rank: int, rotary: int, heads: int, mode: Mode, *, upcast: bool = False
 ) -> dict[str, Any]:
     """What is compiled into mla_prefill_kernel; `heads`: of a program."""
     tile = {"HEADS": heads, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "NUM_STAGES": config.num_stages}
-    switches = {"PAGES": mode, "TMA": tma, "UPCAST": upcast}
+    switches = {"PAGES": mode, "UPCAST": upcast}
     return _sizes(rank, rotary) | tile | switches | {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 

@@ -91,28 +91,25 @@ def _attend_rows(
     q_c, q_e, positions, KV, C_DESC, E_DESC, table, tile, whole, end_tile, last, kv_b, kv_t, rows_b, block_size,
     block_shift, scale,
     RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_ROT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, APART: tl.constexpr, TMA: tl.constexpr,
-    UPCAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """(maximum, total, acc) of rows over the tiles [tile, end_tile); every row sees all of those before `whole`.
-
-    APART: those without a mask, by descriptor with TMA; else all tiles in one loop.
-    """
+    """(maximum, total, acc) of rows over the tiles [tile, end_tile); with TMA every row sees all of those before
+    `whole`, which come by descriptor and need no mask. By pointers one loop is for all tiles: two would spill."""
     maximum = tl.full([BLOCK_M], -1e30, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-    if APART:
+    if TMA:
         whole = tl.minimum(tl.maximum(whole, tile), end_tile)
         maximum, total, acc = attend_latents(
             q_c, q_e, maximum, total, acc, positions, KV, C_DESC, E_DESC, table, tile, whole, last, kv_b, kv_t, rows_b,
             block_size, block_shift, scale,
-            RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_N, NUM_STAGES, PAGES, False, TMA, UPCAST,
+            RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_N, NUM_STAGES, PAGES, False, True, UPCAST,
         )  # fmt: skip
         tile = whole
     maximum, total, acc = attend_latents(
         q_c, q_e, maximum, total, acc, positions, KV, C_DESC, E_DESC, table, tile, end_tile, last, kv_b, kv_t, rows_b,
         block_size, block_shift, scale,
-        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_N, 1 if APART else NUM_STAGES, PAGES, True, False, UPCAST,
+        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_N, 1 if TMA else NUM_STAGES, PAGES, True, False, UPCAST,
     )  # fmt: skip
     return maximum, total, acc
 
@@ -146,7 +143,7 @@ def mla_decode_kernel(
     maximum, total, acc = _attend_rows(
         q_c, q_e, positions, KV, C_DESC, E_DESC, TABLE + seq.to(tl.int64) * table_s, tile, length // BLOCK_N, end_tile,
         tl.maximum(length - 1, 0), kv_b, kv_t, rows_b, block_size, block_shift, scale,
-        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, TMA, TMA, UPCAST,
+        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, TMA, UPCAST,
     )  # fmt: skip
     ranks = tl.arange(0, BLOCK_R)[None, :]
     mask = alive[:, None] & (ranks < RANK)
@@ -160,13 +157,12 @@ def mla_decode_kernel(
         tl.store(LSE + row, maximum + tl.log2(total), mask=alive)
 
 
-@triton.jit(do_not_specialize=["table_s", "rows_b", "num_seqs", "num_heads", "block_size", "block_shift"])
+@triton.jit(do_not_specialize=["table_s", "num_seqs", "num_heads", "block_size", "block_shift"])
 def mla_prefill_kernel(
-    Q, KV, C_DESC, E_DESC, TABLE, QUERY_STARTS, SEQ_LENS, OUT, q_t, q_h, kv_b, kv_t, table_s, out_t, out_h, rows_b,
-    scale, num_seqs, num_heads, block_size, block_shift,
+    Q, KV, TABLE, QUERY_STARTS, SEQ_LENS, OUT, q_t, q_h, kv_b, kv_t, table_s, out_t, out_h, scale, num_seqs, num_heads,
+    block_size, block_shift,
     RANK: tl.constexpr, BLOCK_R: tl.constexpr, ROTARY: tl.constexpr, BLOCK_ROT: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, TMA: tl.constexpr,
-    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(H / HEADS), bound on query tiles): row r is query r // HEADS of the tile, head r % HEADS of the
     program's. Late tiles of a sequence have the most keys and start first."""
@@ -184,13 +180,12 @@ def mla_prefill_kernel(
     alive = (query < queries) & (heads < num_heads)
     tokens = (start + query).to(tl.int64)
     q_c, q_e = _load_query(Q, tokens * q_t + heads * q_h, alive, RANK, BLOCK_R, ROTARY, BLOCK_ROT, UPCAST)
-    low = length - queries + first
-    high = tl.minimum(low + QUERIES, length)
+    high = tl.minimum(length - queries + first + QUERIES, length)
     _, total, acc = _attend_rows(
-        q_c, q_e, length - queries + query, KV, C_DESC, E_DESC, TABLE + seq.to(tl.int64) * table_s, 0,
-        tl.maximum(low + 1, 0) // BLOCK_N, (tl.maximum(high, 0) + BLOCK_N - 1) // BLOCK_N, tl.maximum(high - 1, 0),
-        kv_b, kv_t, rows_b, block_size, block_shift, scale,
-        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, True, TMA, UPCAST,
+        q_c, q_e, length - queries + query, KV, KV, KV, TABLE + seq.to(tl.int64) * table_s, 0, 0,
+        (tl.maximum(high, 0) + BLOCK_N - 1) // BLOCK_N, tl.maximum(high - 1, 0), kv_b, kv_t, 0, block_size,
+        block_shift, scale,
+        RANK, BLOCK_R, ROTARY, BLOCK_ROT, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, False, UPCAST,
     )  # fmt: skip
     ranks = tl.arange(0, BLOCK_R)[None, :]
     result = (acc / tl.where(total > 0, total, 1.0)[:, None]).to(OUT.dtype.element_ty)

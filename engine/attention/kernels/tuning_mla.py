@@ -51,8 +51,6 @@ class MLAPrefillConfig:
     """Latents a tile: a power of two, at least 16."""
     num_warps: int
     num_stages: int
-    use_tma: bool
-    """As in `MLADecodeConfig`."""
 
     def __post_init__(self) -> None:
         check_power("block_m", self.block_m, 16)
@@ -77,13 +75,15 @@ def mla_decode_config(shape: DecodeShape, *, hopper: bool = False) -> MLADecodeC
         return MLADecodeConfig(64, DecodeConfig(64, 8, 2, programs=sms, min_piece_tokens=128))
     if shape.capability >= 90:
         return MLADecodeConfig(16, DecodeConfig(32, 4, 3, programs=2 * sms, min_piece_tokens=128))
+    if heads > 16:
+        return MLADecodeConfig(32, DecodeConfig(32, 8, 2, programs=sms, min_piece_tokens=128))
     return MLADecodeConfig(16, DecodeConfig(32, 4, 2, programs=2 * sms, min_piece_tokens=128))
 
 
 def mla_prefill_config(shape: DecodeShape) -> MLAPrefillConfig:
     """The configuration of chunks, from code compiled ahead of time: the most rows whose sum fits the registers."""
     if shape.element_bytes > 2:
-        return MLAPrefillConfig(16, 16, num_warps=4, num_stages=1, use_tma=False)
+        return MLAPrefillConfig(16, 16, num_warps=4, num_stages=1)
     if shape.capability >= 90:
-        return MLAPrefillConfig(64, 64, num_warps=8, num_stages=2, use_tma=True)
-    return MLAPrefillConfig(32, 32, num_warps=8, num_stages=2, use_tma=False)
+        return MLAPrefillConfig(64, 32, num_warps=8, num_stages=3)
+    return MLAPrefillConfig(64, 16, num_warps=8, num_stages=2)
