@@ -8,28 +8,14 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.attention.checks import (
-    AttentionInputError,
     check_caches,
     check_queries,
     check_rank,
     check_same_device,
     check_table,
 )
-from engine.attention.kernels.inputs import DTYPES
+from engine.attention.kernels.inputs import DTYPES, check_rank_of
 from engine.attention.kernels.matrix import MAX_COORDINATE, VECTOR_BYTES
-
-MAX_RANK, MAX_ROTARY = 512, 128
-
-
-def check_rank_of(rank: int, latent: int) -> None:
-    """V's part of the latent and the rotary part: multiples of 8 up to MAX_RANK and MAX_ROTARY, neither empty."""
-    rotary = latent - rank
-    fits = rank % 8 == 0 and rotary % 8 == 0 and 8 <= rank <= MAX_RANK and 8 <= rotary <= MAX_ROTARY
-    if not fits:
-        raise AttentionInputError(
-            f"latent: expected kv_lora_rank a multiple of 8 up to {MAX_RANK} and a rotary part of one up to "
-            f"{MAX_ROTARY}, got {rank} and {rotary} of {latent} elements"
-        )
 
 
 def check_latents(
