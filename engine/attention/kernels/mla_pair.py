@@ -275,6 +275,7 @@ def mla_pair_kernel(
     length = gl.load(SEQ_LENS + seq)
     if not SPLIT:
         end_tile = (length + BLOCK_N - 1) // BLOCK_N
+        pieces = gl.maximum(1 - length, 1)  # 1, but not as a constant: Triton 3.6 passes none to other warps
     num_tiles = gl.where(alive, gl.maximum(end_tile - tile, 1), 0)
     dtype: gl.constexpr = KV_DESC.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
