@@ -156,6 +156,8 @@ class MLAMetadata:
     num_prefills: int
     decode: MLADecode | None
     prefill: MLAPrefill | None
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """As of AttentionMetadata."""
 
     def __post_init__(self) -> None:
         check_index("slot_mapping", self.slot_mapping, ("T",), torch.int64)

@@ -15,6 +15,7 @@ from engine.attention.reference_backends import (
     ReferencePallas,
 )
 from engine.attention.triton_backend import TritonBackend
+from engine.attention.triton_mla import TritonMLABackend
 from engine.core.suggestion import unknown_name
 
 BACKENDS: MappingProxyType[str, type[AttentionBackend]] = MappingProxyType(
@@ -28,6 +29,7 @@ BACKENDS: MappingProxyType[str, type[AttentionBackend]] = MappingProxyType(
             ReferenceMLA,
             ReferenceFlashMLA,
             TritonBackend,
+            TritonMLABackend,
         )
     }
 )

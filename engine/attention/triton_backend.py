@@ -21,7 +21,8 @@ from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
+    """Whether kernels of this process are interpreted on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -46,7 +47,7 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
         check_query_starts(step.query_start_loc, step.seq_lens, step.max_query_len)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if not kv_cache.is_cuda and not _interpreted():
+        if not kv_cache.is_cuda and not interpreted():
             raise AttentionInputError(
                 f"kv_cache: expected on a CUDA device (or TRITON_INTERPRET=1 before the start), got {kv_cache.device}"
             )
@@ -176,7 +177,7 @@ class TritonBackend(AttentionBackend):
         """Triton ships for Linux only, and wants a device or its interpreter."""
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed"
-        if _interpreted() or torch.cuda.is_available():
+        if interpreted() or torch.cuda.is_available():
             return ""
         return "no CUDA device, and TRITON_INTERPRET=1 is not set"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from experiments.bench.shapes import GQA, LAYOUTS, MHA, Heads, Shape, decode, tokens
+from experiments.bench.shapes import GQA, LAYOUTS, MHA, MLA_16, MLA_128, Heads, Shape, decode, latent_decode, tokens
 
 LADDER: Final = {
     1: (1024, 4096, 16384, 65536),
@@ -167,6 +167,18 @@ def _shared_prefix(block_size: int, seed: int) -> list[Shape]:
     return [shared_decode(*sizes, block_size) for sizes in (*SHARED_RATIO, *SHARED_CURVE)]
 
 
+MLA_BATCHES: Final = (
+    *((MLA_16, batch, context) for batch, context in ((8, 4096), (64, 4096), (64, 16384))),
+    *((MLA_128, batch, context) for batch, context in ((8, 4096), (64, 4096), (64, 16384), (8, 65536))),
+)
+MLA_BLOCK_SIZE: Final = 64
+"""The one that every library takes, FlashMLA no other."""
+
+
+def _mla(block_size: int, seed: int) -> list[Shape]:
+    return [latent_decode("mla", *sizes, MLA_BLOCK_SIZE) for sizes in MLA_BATCHES]
+
+
 TWINS: Final = ("pagelab", "pagelab-twin", "pagelab-twin-equal", "peers")
 CASES: Final[dict[str, Case]] = {
     case.name: case
@@ -188,6 +200,7 @@ CASES: Final[dict[str, Case]] = {
             _shared_prefix,
             ("pagelab", "pagelab-shared", "peers"),
         ),
+        Case("mla", "decode over latents, one for all query heads, in blocks of 64", _mla),
         Case("fig18a", "the batches and contexts of Fig 18a", _fig18a, TWINS),
     )
 }

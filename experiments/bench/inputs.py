@@ -67,7 +67,7 @@ class InputSet:
     """[NB, BS, KH, D], a view of `cache`."""
     v_cache: Tensor
     out: Tensor
-    """[T, H, D]."""
+    """[T, H, D], of MLA [T, H, rank]."""
     k: Tensor
     """[T, KH, D]: to be written; empty unless the kernel is a write."""
     v: Tensor
@@ -101,13 +101,12 @@ class Problem:
 
 
 def views_of(cache: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """K and V, each [NB, BS, KH, D], as views of one flat storage in the shape's layout."""
+    """K and V, each [NB, BS, KH, D], as views of one flat storage in the shape's layout; of latents they overlap."""
     from engine.attention.layouts import KVLayout
 
     layout, heads = KVLayout[shape.layout.upper()], shape.heads
-    return layout.split(
-        cache.view(layout.shape(shape.num_blocks, shape.block_size, heads.num_kv_heads, heads.head_size))
-    )
+    sizes = layout.shape(shape.num_blocks, shape.block_size, heads.num_kv_heads, heads.head_size)
+    return layout.split(cache.view(sizes), heads.rank)
 
 
 def problem_of(shape: Shape, arena: Arena, seed: int = 0) -> Problem:
@@ -164,10 +163,10 @@ def _input_set(shape: Shape, cache: Tensor, generator: Any) -> InputSet:
         size = (num_tokens, num_heads, heads.head_size)
         return torch.empty(size, dtype=cache.dtype, device=cache.device).normal_(generator=generator)
 
-    attends, writes = shape.kernel in ATTENDS, shape.kernel == "write"
+    attends, writes = shape.kernel in (*ATTENDS, "mla"), shape.kernel == "write"
     q = random(shape.query_tokens if attends else 0, heads.num_heads)
     k, v = (random(shape.query_tokens if writes else 0, heads.num_kv_heads) for _ in range(2))
-    return InputSet(q, cache, *views_of(cache, shape), torch.empty_like(q), k, v)
+    return InputSet(q, cache, *views_of(cache, shape), q.new_empty(*q.shape[:2], heads.value_size), k, v)
 
 
 def _tables(shape: Shape, seed: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.bench.contestant import Entry, contiguous_rows, each, written
 from experiments.bench.inputs import InputSet, Problem
+from experiments.bench.ours_mla import Latents, latent_grid
 from experiments.bench.ours_shared import Shared, shared_grid
 from experiments.bench.shapes import ATTENDS, MOVES, Kernel, Shape
 
@@ -107,11 +108,13 @@ class Twin:
         return Entry(each(problem, call), config=written(config))
 
 
-Ours = Paged | Twin | Shared
+Ours = Paged | Twin | Shared | Latents
 
 
 def contestants(shape: Shape, *, sweep: bool) -> list[Ours]:
     """Ours, and with `sweep` every configuration of the grid, under the same names."""
+    if shape.kernel == "mla":
+        return [Latents(PAGED), *(Latents(PAGED, config) for config in (latent_grid(shape) if sweep else ()))]
     found: list[Ours] = [Paged(), Twin(), Twin(TWIN_EQUAL), Shared()]
     if sweep and shape.shared_tokens:
         return found + [Shared(config=config) for config in shared_grid()]

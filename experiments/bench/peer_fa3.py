@@ -69,12 +69,13 @@ class Extension:
 
     ops: Any
 
-    def metadata(self, made: Arguments) -> Any:
-        """Splits and tile order."""
+    def metadata(self, made: Arguments, head_size: int = 0, value_size: int = 0) -> Any:
+        """Splits and tile order; of K and V of other sizes than the heads', where they are given."""
         problem, heads = made.problem, made.problem.shape.heads
+        sizes = head_size or heads.head_size, value_size or heads.head_size
         return self.ops.get_scheduler_metadata(
             *(len(made.lens), made.max_query_len, made.max_seq_len),
-            *(heads.num_heads, heads.num_kv_heads, heads.head_size, heads.head_size),
+            *(heads.num_heads, heads.num_kv_heads, *sizes),
             *(problem.sets[0].q.dtype, made.lens, made.starts, None, None, None, None),
             *(problem.shape.block_size if made.paged else None, 0, made.causal, -1, -1, False, 0, None, 0),
         )
@@ -140,6 +141,33 @@ class FlashAttention3:
 
 
 @dataclass(frozen=True, slots=True)
+class Latents:
+    """Decode over latents: K is the rotary part, V the rest, which the rest of the query (q_v) meets as well."""
+
+    api: Extension
+    name: str = "fa3"
+    kernels: tuple[Kernel, ...] = ("mla",)
+    contiguous: bool = False
+
+    def enter(self, problem: Problem) -> Entry:
+        """One call a set, into its `out`."""
+        heads, made = problem.shape.heads, Arguments.of(problem, paged=True)
+        rotary = heads.head_size - heads.rank
+        metadata = self.api.metadata(made, rotary, heads.rank)
+        longest = made.max_query_len, made.max_seq_len
+
+        def call(one: InputSet) -> Any:
+            k, q = one.k_cache[..., heads.rank :], one.q[..., heads.rank :]
+            return self.api.ops.fwd(
+                *(q, k, one.v_cache, None, None, one.q[..., : heads.rank], one.out, made.starts, None, None, None),
+                *(made.lens, *longest, made.block_table, *NONE_8, problem.scale, True, -1, -1, 0.0, True),
+                *(metadata, 0, None, 0, None, 1, 0, None),
+            )
+
+        return Entry(each(problem, call))
+
+
+@dataclass(frozen=True, slots=True)
 class TwoCalls:
     """What all sequences share, and what each has of its own, in a call each."""
 
@@ -200,7 +228,7 @@ def join(library: Path | None) -> Sequence[Contestant | Missing]:
     if isinstance(found, Missing):
         return [found]
     both = [FlashAttention3("fa3", found), FlashAttention3("fa3-contiguous", found, contiguous=True)]
-    return [*both, TwoCalls(found)] if isinstance(found, Extension) else both
+    return [*both, TwoCalls(found), Latents(found)] if isinstance(found, Extension) else both
 
 
 def _load(library: Path | None) -> Extension | Package | Missing:

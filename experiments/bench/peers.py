@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from experiments.bench import peer_fa3, peer_flashinfer, peer_torch, peer_vllm
+from experiments.bench import peer_fa3, peer_flashinfer, peer_mla, peer_torch, peer_vllm
 from experiments.bench.contestant import Contestant, Missing
 
 Join = Callable[[Path | None], Sequence[Contestant | Missing]]
@@ -17,6 +17,7 @@ PEERS: Final[dict[str, Join]] = {
     "fa3": peer_fa3.join,
     "flashinfer": peer_flashinfer.join,
     "vllm": peer_vllm.join,
+    "mla": peer_mla.join,
 }
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-Kernel = Literal["decode", "prefill", "mixed", "write", "copy"]
+Kernel = Literal["decode", "prefill", "mixed", "write", "copy", "mla"]
 ATTENDS: Final[tuple[Kernel, ...]] = ("decode", "prefill", "mixed")
+"""Over K and V; `mla`, a decode over latents, is apart: its kernels are others."""
 MOVES: Final[tuple[Kernel, ...]] = ("write", "copy")
 Order = Literal["shuffled", "identity"]
-Layout = Literal["kv_first", "block_first", "interleaved"]
+Layout = Literal["kv_first", "block_first", "interleaved", "latent"]
 
 LAYOUTS: Final[tuple[Layout, ...]] = ("kv_first", "block_first", "interleaved")
+"""Those of K and V."""
 DTYPES: Final = ("bfloat16", "float16")
 ELEMENT_BYTES: Final = 2
 
@@ -24,17 +26,29 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_size: int
+    """Elements of a query: of MLA, absorbed, those of a latent."""
+    rank: int = 0
+    """MLA: elements of the latent that are V; 0: K and V are apart."""
+
+    @property
+    def value_size(self) -> int:
+        """Elements of V, and of a head's output."""
+        return self.rank or self.head_size
 
     @property
     def token_bytes(self) -> int:
         """K and V of one token in this layer."""
-        return 2 * self.num_kv_heads * self.head_size * ELEMENT_BYTES
+        return (1 if self.rank else 2) * self.num_kv_heads * self.head_size * ELEMENT_BYTES
 
 
 GQA: Final = Heads("gqa", 32, 8, 128)
 """Llama-3-8B: 4 KiB of K and V a token."""
 MHA: Final = Heads("mha", 40, 40, 128)
 """Llama-2-13B and OPT-13B: 20 KiB a token."""
+MLA_16: Final = Heads("mla-16", 16, 1, 576, 512)
+"""DeepSeek-V2-Lite, or DeepSeek-V3 on eight devices: 1,152 bytes a token."""
+MLA_128: Final = Heads("mla-128", 128, 1, 576, 512)
+"""DeepSeek-V3: as many bytes, eight times the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +139,11 @@ class Shape:
 
     @property
     def num_flops(self) -> int:
-        """Two products of a query with the keys and values it may see (causal): 4 x H x D for each such pair."""
+        """Two products of a query with the keys and values it may see (causal): 2 x H x (D + DV) for each such pair."""
         if self.kernel in MOVES:
             return 0
         pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(self.query_lens, self.seq_lens, strict=True))
-        return 4 * self.heads.num_heads * self.heads.head_size * pairs
+        return 2 * self.heads.num_heads * (self.heads.head_size + self.heads.value_size) * pairs
 
     def with_(self, **changes: object) -> Shape:
         """The same with other fields."""
@@ -141,6 +155,12 @@ def decode(case: str, heads: Heads, batch: int, context: int, block_size: int = 
     return Shape(
         case, "decode", f"{heads.name} {batch} x {tokens(context)}", heads, (context,) * batch, (1,) * batch, block_size
     )
+
+
+def latent_decode(case: str, heads: Heads, batch: int, context: int, block_size: int) -> Shape:
+    """As `decode`, over latents."""
+    shape = decode(case, heads, batch, context, block_size)
+    return shape.with_(kernel="mla", layout="latent")
 
 
 def tokens(count: int) -> str:

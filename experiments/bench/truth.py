@@ -66,7 +66,8 @@ def relative_error(out: Tensor, wanted: Tensor) -> float:
 
 def attention_error(problem: Problem, out: Tensor, wanted: Tensor) -> float:
     """Of an output [T, H, D]; infinite where any element of it, compared or not, is not finite."""
-    if tuple(out.shape) != (problem.shape.query_tokens, problem.shape.heads.num_heads, problem.shape.heads.head_size):
+    heads = problem.shape.heads
+    if tuple(out.shape) != (problem.shape.query_tokens, heads.num_heads, heads.value_size):
         raise ValueError(f"an output of shape {tuple(out.shape)} for {problem.shape.query_tokens} query tokens")
     if not bool(out.isfinite().all()):
         return math.inf

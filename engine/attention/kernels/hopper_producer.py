@@ -118,7 +118,7 @@ def receive(work_ring, count, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _box_rows(
+def rows_of_boxes(
     table, start, last, base_row, rows_b, block_size, BOX: gl.constexpr, BOXES: gl.constexpr, PAGES: gl.constexpr
 ):  # fmt: skip
     """Matrix row of each box of the tile at `start`. Boxes beyond the block of position `last` repeat that block, so
@@ -169,13 +169,13 @@ def _load_ring(
     HALVES: gl.constexpr = buffers.shape[2] // HALF
     boxes = buffers._reinterpret(desc.dtype, [STAGES * HALVES * BOXES, BOX, HALF], desc.layout)
     start = (tiles - 1) * BLOCK_N
-    rows = _box_rows(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
+    rows = rows_of_boxes(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
     for _ in range(tiles):
         _load_tile(
             desc, boxes, full, empty, loaded % STAGES, (loaded // STAGES) & 1, rows, column, BOX, BOXES, HALVES
         )  # fmt: skip
         start = gl.maximum(start - BLOCK_N, 0)
-        rows = _box_rows(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
+        rows = rows_of_boxes(table, start, last, base_row, rows_b, block_size, BOX, BOXES, PAGES)
         loaded += 1
     return loaded
 

@@ -30,6 +30,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Types of Q, K and V that the kernels compute with; float32 is for checks: no tensor cores."""
 MAX_HEAD_SIZE = 256
 
+MAX_RANK, MAX_ROTARY = 512, 128
+"""Of a latent: elements that V is read from, and the others."""
+
 
 def padded(size: int) -> int:
     """The power of two that a head size is computed in, at least 16 (the smallest K of a dot product)."""
@@ -40,6 +43,17 @@ def check_head_size(head_size: int) -> None:
     """A multiple of 8 (16-byte loads of 2-byte elements) up to MAX_HEAD_SIZE."""
     if head_size % 8 or not 8 <= head_size <= MAX_HEAD_SIZE:
         raise AttentionInputError(f"head size: expected a multiple of 8 up to {MAX_HEAD_SIZE}, got {head_size}")
+
+
+def check_rank_of(rank: int, latent: int) -> None:
+    """V's part of the latent and the rotary part: multiples of 8 up to MAX_RANK and MAX_ROTARY, neither empty."""
+    rotary = latent - rank
+    fits = rank % 8 == 0 and rotary % 8 == 0 and 8 <= rank <= MAX_RANK and 8 <= rotary <= MAX_ROTARY
+    if not fits:
+        raise AttentionInputError(
+            f"latent: expected kv_lora_rank a multiple of 8 up to {MAX_RANK} and a rotary part of one up to "
+            f"{MAX_ROTARY}, got {rank} and {rotary} of {latent} elements"
+        )
 
 
 def check_same_strides(k: torch.Tensor, v: torch.Tensor) -> None:

@@ -74,9 +74,9 @@ class Cut:
     """Work items at most: axis 1 of the grid."""
 
     @classmethod
-    def of(cls, shape: DecodeShape, config: DecodeConfig, window: int) -> Cut:
-        """Bounds for lengths up to shape.max_seq_len."""
-        block_m = min(MAX_BLOCK_M, padded(shape.group))
+    def of(cls, shape: DecodeShape, config: DecodeConfig, window: int, block_m: int = 0) -> Cut:
+        """Bounds for lengths up to shape.max_seq_len; block_m 0: as wide as the group, up to MAX_BLOCK_M."""
+        block_m = block_m or min(MAX_BLOCK_M, padded(shape.group))
         grid_heads = shape.num_kv_heads * -(-shape.group // block_m)
         max_pieces = max(1, config.programs // grid_heads)
         min_tiles = max(1, config.min_piece_tokens // config.block_n)
@@ -123,10 +123,15 @@ class DecodePlan:
             )
 
 
-def plan_decode(seq_lens: torch.Tensor, shape: DecodeShape, config: DecodeConfig, *, window: int = 0) -> DecodePlan:
-    """The pieces of a batch; seq_lens [S] int32, at most shape.max_seq_len. AttentionInputError for another S."""
+def plan_decode(
+    seq_lens: torch.Tensor, shape: DecodeShape, config: DecodeConfig, *, window: int = 0, block_m: int = 0
+) -> DecodePlan:
+    """The pieces of a batch; seq_lens [S] int32, at most shape.max_seq_len. AttentionInputError for another S.
+
+    block_m: query heads a program, 0 for the rule of `Cut`.
+    """
     check_index("seq_lens", seq_lens, (shape.num_seqs,), torch.int32)
-    cut = Cut.of(shape, config, window)
+    cut = Cut.of(shape, config, window, block_m)
     items = torch.empty(max(cut.max_items, 1), ITEM_FIELDS, dtype=torch.int32, device=seq_lens.device)
     seqs = torch.empty(max(shape.num_seqs, 1), SEQ_FIELDS, dtype=torch.int32, device=seq_lens.device)
     if cut.split:

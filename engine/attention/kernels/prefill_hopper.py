@@ -20,12 +20,12 @@ from engine.attention.kernels.hopper_producer import WORK_FIELDS, WORK_SLOTS, pr
 
 
 @gluon.jit
-def _barriers(number: gl.constexpr, count: gl.constexpr):
+def barriers(number: gl.constexpr, count: gl.constexpr):
     """mbarriers that `count` arrivals complete."""
-    barriers = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    made = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(number):
-        mbarrier.init(barriers.index(index), count=count)
-    return barriers
+        mbarrier.init(made.index(index), count=count)
+    return made
 
 
 @gluon.jit
@@ -34,8 +34,8 @@ def _rings(dtype: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     k_buffers = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], layout)
     v_buffers = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], layout)
-    k_ring = (k_buffers, _barriers(STAGES, 1), _barriers(STAGES, 2))
-    v_ring = (v_buffers, _barriers(STAGES, 1), _barriers(STAGES, 2))
+    k_ring = (k_buffers, barriers(STAGES, 1), barriers(STAGES, 2))
+    v_ring = (v_buffers, barriers(STAGES, 1), barriers(STAGES, 2))
     return k_ring, v_ring
 
 
@@ -52,7 +52,7 @@ def hopper_kernel(
     q_buffers = gl.allocate_shared_memory(dtype, [2 * WORK_SLOTS, ROWS, D], gl.NVMMASharedLayout(128, 16))
     rings = _rings(dtype, BLOCK_N, D, STAGES)
     work = gl.allocate_shared_memory(gl.int32, [WORK_SLOTS, WORK_FIELDS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    work_ring = (work, _barriers(WORK_SLOTS, 1), _barriers(WORK_SLOTS, 3))
+    work_ring = (work, barriers(WORK_SLOTS, 1), barriers(WORK_SLOTS, 3))
     fence_async_shared()
     k_ring, v_ring = rings
     gl.warp_specialize(

@@ -80,6 +80,14 @@ def attend(
         k = k.to(tl.float32)
         v = v.to(tl.float32)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    return weigh(scores, v, maximum, total, acc, visible, scale, soft_cap, MASKED, SOFT_CAP)
+
+
+@triton.jit
+def weigh(
+    scores, v, maximum, total, acc, visible, scale, soft_cap, MASKED: tl.constexpr, SOFT_CAP: tl.constexpr
+):  # fmt: skip
+    """`attend` from the products of queries and keys on: scores [M, N], v [N, D]."""
     if SOFT_CAP:
         scores = capped(scores * scale, soft_cap) * 1.4426950408889634
         factor = 1.0

@@ -46,6 +46,7 @@ def test_every_backend_keeps_the_interface(name):
         ("reference-pallas", (7, 16, 8, 128), (7, 16, 16, 128)),
         ("reference-mla", (7, 16, 1, 576), (7, 16, 576)),
         ("reference-flash-mla", (7, 64, 1, 576), (7, 64, 576)),
+        ("triton-mla", (7, 16, 1, 576), (7, 16, 576)),
     ],
 )
 def test_shapes_are_those_of_the_chapter(name, arguments, shape):
@@ -59,7 +60,7 @@ def test_a_layout_can_be_asked_for_where_a_backend_takes_it():
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown attention backend 'trition'; did you mean triton\?"):
+    with pytest.raises(ValueError, match=r"unknown attention backend 'trition'; did you mean triton or triton-mla\?"):
         get_backend("trition")
 
 
@@ -72,9 +73,11 @@ def test_the_capability_table_says_what_each_can_do():
     assert rows["triton"]["block_sizes"] == "any size"
     assert rows["triton"]["layouts"] == "(2, NB, BS, KH, D) (NB, 2, BS, KH, D) (NB, BS, 2*KH, D)"
     assert rows["triton"]["dtypes"] == "float16 bfloat16 float32"
-    assert {name for name, row in rows.items() if row["mla"] == "yes"} == {"reference-mla", "reference-flash-mla"}
+    latents = {"reference-mla", "reference-flash-mla", "triton-mla"}
+    assert {name for name, row in rows.items() if row["mla"] == "yes"} == latents
     assert rows["reference-flash-mla"]["default_block_size"] == "64"
-    assert {name for name, row in rows.items() if row["sliding_window"] == "no"} == {"reference-flash-mla"}
+    assert {name for name, row in rows.items() if row["sliding_window"] == "no"} == latents - {"reference-mla"}
+    assert rows["triton-mla"]["block_sizes"] == "any size"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from engine.attention import BACKENDS, AttentionInputError, get_backend, resolve
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_unset_means_sixteen_except_for_flash_mla(name):
+def test_unset_means_sixteen_except_for_latents_with_kernels(name):
     value, reason = resolve_block_size(get_backend(name), None, 4096, 128)
-    assert value == (64 if name == "reference-flash-mla" else 16)
+    assert value == (64 if name in ("reference-flash-mla", "triton-mla") else 16)
     assert reason == f"default of {name}"
 
 

@@ -1,0 +1,89 @@
+"""Tile sizes of multi-head latent attention: the types of its configurations, and a rule for each of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.attention.checks import AttentionInputError, check_count
+from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, check_power
+
+Kernel = Literal["portable", "hopper", "pair"]
+"""`mla`, and the two for Hopper: `mla_hopper`, `mla_pair`."""
+HOPPER_HEADS = 64
+"""Query heads a program of Hopper's kernel."""
+HOPPER_KEYS = 64
+"""Latents a tile of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MLADecodeConfig:
+    """How a decode over latents is cut and compiled; AttentionInputError for what cannot be."""
+
+    block_m: int
+    """Query heads a program: a power of two, at least 16; 64 for Hopper's kernels."""
+    cut: DecodeConfig
+    """The rest. Of Hopper's kernels num_warps is a warpgroup's 4, num_stages the tiles in shared memory."""
+    use_tma: bool = False
+    """Load whole tiles by descriptor where the cache allows it; Hopper's kernels always do."""
+    kernel: Kernel = "portable"
+    """Hopper's two fall back to nothing: they take DeepSeek's sizes only."""
+
+    def __post_init__(self) -> None:
+        check_power("block_m", self.block_m, 16)
+        if self.kernel not in ("portable", "hopper", "pair"):
+            raise AttentionInputError(f"kernel: expected portable, hopper or pair, got {self.kernel!r}")
+        sizes = self.block_m, self.cut.block_n, self.cut.num_warps, self.cut.num_stages
+        if self.kernel != "portable" and sizes != (HOPPER_HEADS, HOPPER_KEYS, 4, 2):
+            raise AttentionInputError(
+                f"{self.kernel}: expected block_m={HOPPER_HEADS}, block_n={HOPPER_KEYS}, num_warps=4 and num_stages=2, "
+                f"got {sizes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MLAPrefillConfig:
+    """How chunks over latents are cut and compiled; AttentionInputError for what cannot be."""
+
+    block_m: int
+    """(query token, head) pairs a program: a power of two, at least 16."""
+    block_n: int
+    """Latents a tile: a power of two, at least 16."""
+    num_warps: int
+    num_stages: int
+
+    def __post_init__(self) -> None:
+        check_power("block_m", self.block_m, 16)
+        check_power("block_n", self.block_n, 16)
+        check_power("num_warps", self.num_warps)
+        check_count("num_stages", self.num_stages, 1)
+
+
+def mla_decode_config(shape: DecodeShape, *, hopper: bool = False) -> MLADecodeConfig:
+    """The configuration of a decode; `shape` with the latent as its one KV head and V's part of it as head size.
+
+    `hopper`: whether Hopper's kernel takes the call (`launch_mla_hopper.takes`).
+    """
+    sms, heads = shape.num_sms, shape.group
+    if shape.element_bytes > 2:
+        return MLADecodeConfig(16, DecodeConfig(16, 4, 1, programs=2 * sms, min_piece_tokens=64))
+    if hopper and heads > 16:
+        return MLADecodeConfig(
+            HOPPER_HEADS, DecodeConfig(HOPPER_KEYS, 4, 2, programs=sms, min_piece_tokens=128), kernel="hopper"
+        )
+    if heads > 16 and shape.capability >= 90:
+        return MLADecodeConfig(64, DecodeConfig(64, 8, 2, programs=sms, min_piece_tokens=128))
+    if shape.capability >= 90:
+        return MLADecodeConfig(16, DecodeConfig(32, 4, 3, programs=2 * sms, min_piece_tokens=128))
+    if heads > 16:
+        return MLADecodeConfig(32, DecodeConfig(32, 8, 2, programs=sms, min_piece_tokens=128))
+    return MLADecodeConfig(16, DecodeConfig(32, 4, 2, programs=2 * sms, min_piece_tokens=128))
+
+
+def mla_prefill_config(shape: DecodeShape) -> MLAPrefillConfig:
+    """The configuration of chunks, from code compiled ahead of time: the most rows whose sum fits the registers."""
+    if shape.element_bytes > 2:
+        return MLAPrefillConfig(16, 16, num_warps=4, num_stages=1)
+    if shape.capability >= 90:
+        return MLAPrefillConfig(64, 32, num_warps=8, num_stages=3)
+    return MLAPrefillConfig(64, 16, num_warps=8, num_stages=2)
