@@ -143,7 +143,7 @@ class ReferenceBackend(AttentionBackend):
     @classmethod
     def capabilities(cls) -> Capabilities:
         layouts = KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED
-        return Capabilities(layouts, FLOATS, shared_prefixes=True)
+        return Capabilities(layouts, FLOATS, shared_prefixes=True, graphs=False)
 
     @classmethod
     def copy_blocks(
@@ -171,6 +171,7 @@ class ReferenceFlashAttention(ReferenceBackend):
             FLOATS,
             head_sizes=SizeRule(multiple_of=8, maximum=256),
             block_sizes=SizeRule(multiple_of=16),
+            graphs=False,
         )
 
 
@@ -183,7 +184,8 @@ class ReferenceFlashInfer(ReferenceBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities((KVLayout.BLOCK_FIRST,), FLOATS, head_sizes=SizeRule(only=(64, 128, 256)))
+        sizes = SizeRule(only=(64, 128, 256))
+        return Capabilities((KVLayout.BLOCK_FIRST,), FLOATS, head_sizes=sizes, graphs=False)
 
 
 class ReferencePallas(ReferenceBackend):
@@ -207,7 +209,7 @@ class ReferencePallas(ReferenceBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities((KVLayout.INTERLEAVED,), FLOATS)
+        return Capabilities((KVLayout.INTERLEAVED,), FLOATS, graphs=False)
 
     @classmethod
     def get_min_block_size(cls, max_model_len: int, max_num_seqs: int) -> int:
@@ -246,7 +248,7 @@ class ReferenceMLA(ReferenceBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities((KVLayout.LATENT,), FLOATS)
+        return Capabilities((KVLayout.LATENT,), FLOATS, graphs=False)
 
 
 class ReferenceFlashMLA(ReferenceMLA):
@@ -266,4 +268,5 @@ class ReferenceFlashMLA(ReferenceMLA):
             default_block_size=64,
             sliding_window=False,
             soft_cap=False,
+            graphs=False,
         )
