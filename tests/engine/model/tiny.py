@@ -27,9 +27,9 @@ _YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
     "factor": 8.0,
-    "original_max_position_embeddings": 40,
-    "beta_fast": 4,
-    "beta_slow": 1,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 1,
+    "beta_slow": 0.25,
 }
 _DEEPSEEK = {
     **_SIZES,
