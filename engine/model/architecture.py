@@ -21,7 +21,7 @@ from engine.core.kv_spec import canonical_dtype
 from engine.core.model_shape import ModelShape, read_model_shape
 from engine.core.suggestion import unknown_name
 from engine.model.config_keys import FAMILIES, check_keys
-from engine.model.latent import DENSE_LAYERS, LatentAttention, read_latent
+from engine.model.latent import DENSE_LAYERS, LatentAttention, check_dense, read_latent
 from engine.model.rope import Rope, read_rope
 
 OPT_POSITION_OFFSET = 2
@@ -140,11 +140,12 @@ def architecture_of(config: Mapping[str, Any], source: str) -> Architecture:
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(f"{source}: {unknown_name('architecture (model_type)', str(family), FAMILIES)}")
-    check_keys(config, family, source)
     num_layers = config.get("num_hidden_layers")
     if isinstance(num_layers, int) and num_layers > _MAX_LAYERS:
         raise ValueError(f"{source}: expected at most {_MAX_LAYERS} as num_hidden_layers, got {num_layers}")
     try:
+        check_dense(config, family)
+        check_keys(config, family, source)
         shape = read_model_shape(config)
         return _opt(config, shape) if family == "opt" else _gated(config, shape, source)
     except ValueError as error:

@@ -65,7 +65,6 @@ def read_latent(config: Mapping[str, Any], shape: ModelShape) -> LatentAttention
         raise ValueError(f"model_type {shape.model_type!r} needs kv_lora_rank, which the config does not give")
     if "q_lora_rank" not in config:
         raise ValueError("q_lora_rank is absent; expected a number, or null where queries are made in one step")
-    _check_dense(config, shape)
     heads = config.get("num_key_value_heads")
     if heads not in (None, shape.num_heads):
         raise ValueError(
@@ -102,18 +101,20 @@ def _scale(config: Mapping[str, Any], head_size: int) -> float:
     return float(head_size**-0.5 * magnitude**2)
 
 
-def _check_dense(config: Mapping[str, Any], shape: ModelShape) -> None:
-    """ValueError, with the key, for a model some of whose layers are mixtures of experts."""
-    if "n_routed_experts" in config and config["n_routed_experts"] is None:
+def check_dense(config: Mapping[str, Any], family: str) -> None:
+    """ValueError, with the key, for a DeepSeek model some of whose layers are mixtures of experts."""
+    layers = config.get("num_hidden_layers")
+    without_experts = "n_routed_experts" in config and config["n_routed_experts"] is None
+    if family not in DENSE_LAYERS or without_experts or not isinstance(layers, int):
         return
     dense = config.get("first_k_dense_replace")
-    dense = DENSE_LAYERS[shape.model_type] if dense is None else dense
+    dense = DENSE_LAYERS[family] if dense is None else dense
     if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
         raise ValueError(f"expected a whole number of layers as first_k_dense_replace, got {dense!r}")
-    if dense < shape.num_layers:
+    if dense < layers:
         experts = config.get("n_routed_experts", "transformers' default")
         raise ValueError(
-            f"first_k_dense_replace={dense} with n_routed_experts={experts}: layers {dense} to {shape.num_layers - 1} "
-            "are mixtures of experts, which are not computed here; expected first_k_dense_replace of at least "
-            f"num_hidden_layers={shape.num_layers}, or null as n_routed_experts"
+            f"first_k_dense_replace={dense} with n_routed_experts={experts}: layers {dense} to {layers - 1} are "
+            "mixtures of experts, which are not computed here; expected first_k_dense_replace of at least "
+            f"num_hidden_layers={layers}, or null as n_routed_experts"
         )
