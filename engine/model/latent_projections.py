@@ -55,7 +55,7 @@ def project(
     down, q_latent, q_up = buffers
     ops.write_latents(
         down, cos_sin, positions, kv_cache, slots, layer.kv_latent_norm, eps=LATENT_NORM_EPS,
-        interleaved=latent.interleaved, q_norm=layer.q_latent_norm, q_out=q_latent,
+        interleaved=latent.interleaved, q_norm=layer.q_latent_norm, q_out=None if layer.q_latent_norm is None else q_latent,
     )  # fmt: skip
     if layer.q_up is None:
         queries = down[:, : a.num_heads * latent.head_size]
