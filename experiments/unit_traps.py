@@ -31,7 +31,8 @@ class Trap(NamedTuple):
 def unit_traps(capacity: Capacity, spec: KVSpec, gpu: Gpu | None) -> list[Trap]:
     """Of this capacity; those of ranks only where there are several, that of the card only where one is known, that of
     latents only for a model that caches them."""
-    return [*_units(capacity), *_layers(capacity, spec), *_latents(capacity, spec), *_ranks(capacity, spec), *_card(capacity, gpu)]
+    own = *_layers(capacity, spec), *_latents(capacity, spec), *_ranks(capacity, spec)
+    return [*_units(capacity), *own, *_card(capacity, gpu)]
 
 
 def _units(capacity: Capacity) -> list[Trap]:

@@ -63,8 +63,6 @@ class Capabilities:
     """Decodes and chunks of prompts in one call."""
     shared_prefixes: bool = False
     """Takes what rows of a decode have in common once for all of them (`AttentionMetadata.shared`)."""
-    graphs: bool = True
-    """Can be captured in CUDA graphs: it never waits for the device, and leaves `out` alone for tokens of no row."""
 
     @property
     def mla(self) -> bool:

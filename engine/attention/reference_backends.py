@@ -143,7 +143,7 @@ class ReferenceBackend(AttentionBackend):
     @classmethod
     def capabilities(cls) -> Capabilities:
         layouts = KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED
-        return Capabilities(layouts, FLOATS, shared_prefixes=True, graphs=False)
+        return Capabilities(layouts, FLOATS, shared_prefixes=True)
 
     @classmethod
     def copy_blocks(
@@ -171,7 +171,6 @@ class ReferenceFlashAttention(ReferenceBackend):
             FLOATS,
             head_sizes=SizeRule(multiple_of=8, maximum=256),
             block_sizes=SizeRule(multiple_of=16),
-            graphs=False,
         )
 
 
@@ -184,8 +183,7 @@ class ReferenceFlashInfer(ReferenceBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        sizes = SizeRule(only=(64, 128, 256))
-        return Capabilities((KVLayout.BLOCK_FIRST,), FLOATS, head_sizes=sizes, graphs=False)
+        return Capabilities((KVLayout.BLOCK_FIRST,), FLOATS, head_sizes=SizeRule(only=(64, 128, 256)))
 
 
 class ReferencePallas(ReferenceBackend):
@@ -209,7 +207,7 @@ class ReferencePallas(ReferenceBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities((KVLayout.INTERLEAVED,), FLOATS, graphs=False)
+        return Capabilities((KVLayout.INTERLEAVED,), FLOATS)
 
     @classmethod
     def get_min_block_size(cls, max_model_len: int, max_num_seqs: int) -> int:
@@ -248,7 +246,7 @@ class ReferenceMLA(ReferenceBackend):
 
     @classmethod
     def capabilities(cls) -> Capabilities:
-        return Capabilities((KVLayout.LATENT,), FLOATS, graphs=False)
+        return Capabilities((KVLayout.LATENT,), FLOATS)
 
 
 class ReferenceFlashMLA(ReferenceMLA):
@@ -268,5 +266,4 @@ class ReferenceFlashMLA(ReferenceMLA):
             default_block_size=64,
             sliding_window=False,
             soft_cap=False,
-            graphs=False,
         )

@@ -60,6 +60,5 @@ def _row(backend: type[AttentionBackend]) -> dict[str, str]:
         "mla": yes[able.mla],
         "mixed_batches": yes[able.mixed_batches],
         "shared_prefixes": yes[able.shared_prefixes],
-        "graphs": yes[able.graphs],
         "unavailable_because": backend.unavailable_because(),
     }

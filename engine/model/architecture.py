@@ -2,8 +2,9 @@
 
 Seven families: Llama, Mistral, Qwen2 and Qwen3 (RMS norms before each part, rotary positions, a gated MLP), DeepSeek-V2
 and -V3 without experts (the same with latent attention, `engine.model.latent`) and OPT (Zhang et al., 2022: layer norms
-before each part, learned positions, relu, biases everywhere). Sizes are read by `engine.core.model_shape`, which also counts parameters; what a configuration asks for beyond that is either done here
-or refused by name (`engine.model.config_keys`).
+before each part, learned positions, relu, biases everywhere). Sizes are read by `engine.core.model_shape`, which also
+counts parameters; what a configuration asks for beyond that is either done here or refused by name
+(`engine.model.config_keys`).
 """
 
 from __future__ import annotations

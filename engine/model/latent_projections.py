@@ -53,12 +53,14 @@ def project(
     assert latent is not None
     assert layer.kv_latent_norm is not None
     down, q_latent, q_up = buffers
+    normed = None if layer.q_latent_norm is None else q_latent
     ops.write_latents(
         down, cos_sin, positions, kv_cache, slots, layer.kv_latent_norm, eps=LATENT_NORM_EPS,
-        interleaved=latent.interleaved, q_norm=layer.q_latent_norm, q_out=None if layer.q_latent_norm is None else q_latent,
+        interleaved=latent.interleaved, q_norm=layer.q_latent_norm, q_out=normed,
     )  # fmt: skip
     if layer.q_up is None:
         queries = down[:, : a.num_heads * latent.head_size]
     else:
         queries = torch.mm(q_latent, layer.q_up.t(), out=q_up)
-    return ops.rotate_queries(queries.unflatten(1, (a.num_heads, latent.head_size)), cos_sin, positions, latent.interleaved)
+    heads = queries.unflatten(1, (a.num_heads, latent.head_size))
+    return ops.rotate_queries(heads, cos_sin, positions, latent.interleaved)

@@ -64,7 +64,7 @@ class Rope:
                 return plain
 
     def cos_sin(self, num_positions: int, head_size: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """[num_positions, D] float32; row p is cos of the D/2 angles of position p, then their sin, times `magnitude`."""
+        """[num_positions, D] float32; row p is cos of the D/2 angles of position p, then their sin, by `magnitude`."""
         positions = torch.arange(num_positions, dtype=torch.float32, device=device)
         angles = torch.outer(positions, self.frequencies(head_size).to(device))
         return torch.cat((angles.cos(), angles.sin()), dim=1) * self.magnitude

@@ -13,7 +13,7 @@ from engine.core import catalogue
 from engine.worker.budget import EngineError
 
 OWN = {"cpu": "reference", "cuda": "triton"}
-"""How the names of a device's own backends begin; the first in the registry that keeps what the model caches is taken."""
+"""How the names of a device's own backends begin; the registry's first that keeps what the model caches is taken."""
 
 
 def keeps_latents(model: str) -> bool:
@@ -47,6 +47,12 @@ def backend_of(name: str, device: torch.device, *, latent: bool) -> type[Attenti
             "`of`, which would make it from AttentionMetadata): use reference"
         )
     return backend
+
+
+def never_waits(backend: type[AttentionBackend]) -> bool:
+    """Whether steps with it can be captured in CUDA graphs: the specification looks at lengths, libraries plan on the
+    host; Triton's kernels do neither."""
+    return backend.get_name().startswith(OWN["cuda"])
 
 
 def _own(device: torch.device, latent: bool) -> type[AttentionBackend]:

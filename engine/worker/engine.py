@@ -20,7 +20,7 @@ from engine.model.latent_projections import up_projections
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
 from engine.versions import driver_version, version_of
-from engine.worker.backend_choice import backend_of, keeps_latents
+from engine.worker.backend_choice import backend_of, keeps_latents, never_waits
 from engine.worker.budget import (
     DEFAULT_UTILIZATION,
     EngineError,
@@ -206,7 +206,7 @@ class Engine:
     @property
     def _graphs(self) -> bool:
         """Whether steps are CUDA graphs."""
-        return self.config.graphs and self.device.type == "cuda" and self.backend.capabilities().graphs
+        return self.config.graphs and self.device.type == "cuda" and never_waits(self.backend)
 
     def _ops(self) -> Ops:
         """Fused beside Triton's own attention, and on a device beside anything but the specification."""

@@ -18,6 +18,7 @@ from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.reference_mla import UpProjections
 from engine.attention.triton_backend import TritonBackend
+from engine.worker.backend_choice import never_waits
 from engine.worker.host_memory import HostMemory, on
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class KVMemory:
         host_blocks: int = 0,
         up: Sequence[UpProjections] = (),
     ) -> None:
-        """`num_blocks` counts the null block 0; `host_blocks`: of host memory, for sequences that are swapped out; `up`:
-        of each layer that caches latents, what makes K and V of them. AttentionInputError if the backend cannot do what a layer asks."""
+        """`num_blocks` counts the null block 0; `host_blocks`: of host memory, for sequences that are swapped out;
+        `up`: of each layer that caches latents, what makes K and V of them. AttentionInputError if the backend cannot
+        do what a layer asks."""
         self.backend = backend
         self.layout = backend.pick_layout(layout)
         self.kernel = kernel
@@ -80,8 +82,6 @@ class KVMemory:
         make = backend.get_impl_cls()
         self._impls = [make(config, self.layout, **each) for config, each in zip(layers, options, strict=True)]
         self._layers = list(layers)
-        self._leaves_alone = backend.capabilities().graphs
-        """Whether attention leaves the tokens of no row alone."""
         self.host = HostMemory(self.caches, self.layout.block_axis, host_blocks) if host_blocks else None
         """Where swapped sequences lie; None: nothing is swapped."""
 
@@ -104,8 +104,10 @@ class KVMemory:
             decodes, chunks = metadata
             if decodes is not None:
                 self._attend(layer, q[: decodes.num_tokens], decodes, out[: decodes.num_tokens])
-            if self._leaves_alone:
+            if decodes is None or self.backend is TritonBackend:  # leaves the tokens of no row alone
                 self._attend(layer, q, chunks, out)
+            elif never_waits(self.backend):
+                self._attend_beside(layer, q, chunks, out)
             else:
                 first, behind = from_first(chunks)
                 self._attend(layer, q[first:], behind, out[first:])
@@ -119,6 +121,16 @@ class KVMemory:
             contiguous_attention(self._layers[layer], q, *self._views[layer], metadata, out)
         else:
             self._impls[layer].attend(q, self.caches[layer], self._own(without_table(metadata)), out)
+
+    def _attend_beside(self, layer: int, q: torch.Tensor, chunks: AttentionMetadata, out: torch.Tensor) -> None:
+        """Into the tokens from the first chunk's on, whatever the backend does to those in front: by way of a buffer,
+        as only the device knows where the chunks begin."""
+        if "in chunks" not in chunks.plans:
+            tokens = torch.arange(len(q), dtype=torch.int32, device=q.device)
+            chunks.plans["in chunks"] = (tokens >= chunks.query_start_loc[:1])[:, None, None]
+        buffer = torch.empty_like(out)
+        self._attend(layer, q, chunks, buffer)
+        torch.where(chunks.plans["in chunks"], buffer, out, out=out)
 
     def _own(self, step: AttentionMetadata) -> Any:
         """The step under the backend's names; made by the first layer, found by the others."""

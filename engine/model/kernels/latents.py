@@ -143,9 +143,7 @@ def write_latents(
             )  # fmt: skip
 
 
-def rotate_queries(
-    q: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
-) -> torch.Tensor:
+def rotate_queries(q: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """What `Ops.rotate_queries` specifies, in one launch. ValueError, before it, for what it does not take."""
     check_floats("q", q)
     num_tokens, num_heads, head_size = q.shape

@@ -135,6 +135,6 @@ def forced(
 
 
 def furthest(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """The largest difference of any logit."""
+    """The largest difference of any logit; NaN if any is."""
     assert all(one.shape == other.shape for one, other in zip(got, wanted, strict=True))
-    return max(float((one - other).abs().max()) for one, other in zip(got, wanted, strict=True))
+    return float(torch.stack([(one - other).abs().max() for one, other in zip(got, wanted, strict=True)]).max())

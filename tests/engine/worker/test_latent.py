@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
 pytest.importorskip("transformers", reason="the reference extra is not installed")
 
-from engine.attention.backend import AttentionBackend, Capabilities  # noqa: E402
 from engine.attention.layouts import KVLayout  # noqa: E402
 from engine.attention.reference_backends import ReferenceMLA  # noqa: E402
+from engine.attention.reference_mla import ReferenceMLAImpl  # noqa: E402
 from engine.core.catalogue import lookup  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from engine.worker import backend_choice  # noqa: E402
+from engine.worker import backend_choice, kv_memory  # noqa: E402
 from engine.worker.backend_choice import backend_of, keeps_latents  # noqa: E402
 from engine.worker.budget import EngineError  # noqa: E402
+from engine.worker.engine import Engine  # noqa: E402
 from tests.engine.model.tiny import logits_of  # noqa: E402
 from tests.engine.worker import latent  # noqa: E402
 
@@ -78,6 +81,42 @@ def test_latents_come_back_from_host_memory(models):
     served = latent.forced(engine, TEXTS, block_size=4, num_slots=96, preemption="swap")
     assert served.num_swapped > 0
     assert latent.furthest(served.logits, expected) <= TOLERANCE
+
+
+class StraysImpl(ReferenceMLAImpl):
+    """Takes chunks that begin behind the decodes, as kernels do, and writes NaN for every token of no row."""
+
+    def attend(self, query, kv_cache, metadata, out=None):
+        if metadata.prefill is None:
+            return super().attend(query, kv_cache, metadata, out)
+        out.fill_(torch.nan)
+        starts = metadata.prefill.query_start_loc
+        first, stop = int(starts[0]), int(starts[-1])
+        part = replace(metadata.prefill, query_start_loc=starts - first)
+        own = replace(metadata, slot_mapping=metadata.slot_mapping[first:stop], prefill=part)
+        super().attend(query[first:stop], kv_cache, own, out[first:stop])
+        return out
+
+
+class Strays(ReferenceMLA):
+    """Stands for a backend whose steps are captured."""
+
+    @staticmethod
+    def get_impl_cls():
+        return StraysImpl
+
+
+def test_what_a_captured_backend_does_to_tokens_of_no_row_changes_nothing(models, monkeypatch):
+    _, expected, engine = models("deepseek-v3")
+    captured = Engine(engine.config)
+    captured.backend = Strays
+    monkeypatch.setattr(kv_memory, "never_waits", lambda backend: backend is Strays)
+    for padded in (True, False):
+        served = latent.forced(captured, TEXTS, block_size=4, num_slots=96, padded=padded)
+        assert latent.furthest(served.logits, expected) <= TOLERANCE
+    monkeypatch.setattr(kv_memory, "TritonBackend", Strays)  # a planted fault: as if it left them alone
+    with pytest.raises(AssertionError):
+        assert latent.furthest(latent.forced(captured, TEXTS, block_size=4, num_slots=96).logits, expected) <= TOLERANCE
 
 
 def test_flash_mlas_own_sizes_give_their_logits(tmp_path):
@@ -162,7 +201,7 @@ def test_the_devices_own_backend_keeps_what_the_model_caches(monkeypatch):
 @pytest.mark.parametrize(
     "name,kept,complaint",
     [
-        ("reference", True, "it keeps K and V, and this model caches latents: use reference-mla or reference-flash-mla"),
+        ("reference", True, "it keeps K and V, and this model caches latents: use reference-mla or reference-flash"),
         ("reference-mla", False, "it keeps latents, and this model caches K and V: use reference or reference-flash-a"),
     ],
 )
@@ -191,9 +230,7 @@ def test_a_configuration_says_whether_latents_are_cached(name, latents):
     assert keeps_latents(name) is latents
 
 
-def test_backends_of_the_specification_are_not_captured_in_graphs():
-    waiting = {name for name, one in backend_choice.BACKENDS.items() if not one.capabilities().graphs}
-    assert waiting >= {name for name in backend_choice.BACKENDS if name.startswith("reference")}
+def test_what_waits_for_the_device_is_not_captured_in_graphs():
+    waiting = {name for name, one in backend_choice.BACKENDS.items() if not backend_choice.never_waits(one)}
+    assert {name for name in backend_choice.BACKENDS if name.startswith("reference")} <= waiting
     assert "triton" not in waiting
-    assert isinstance(Capabilities((KVLayout.LATENT,), (torch.float32,)).graphs, bool)
-    assert issubclass(ReferenceMLA, AttentionBackend)
