@@ -62,5 +62,5 @@ def project(
         queries = down[:, : a.num_heads * latent.head_size]
     else:
         queries = torch.mm(q_latent, layer.q_up.t(), out=q_up)
-    heads = queries.unflatten(1, (a.num_heads, latent.head_size))
+    heads = queries.view(-1, a.num_heads, latent.head_size)
     return ops.rotate_queries(heads, cos_sin, positions, latent.interleaved)

@@ -161,7 +161,7 @@ class TorchOps:
         if q_norm is not None and q_out is not None:
             q_out.copy_(_rms_norm(_wide(down[:, : len(q_norm)]), q_norm, eps))
         rotary = cos_sin.shape[1]
-        latent, key = down[:, -len(kv_norm) - rotary :].split([len(kv_norm), rotary], dim=1)
+        latent, key = down[:, -len(kv_norm) - rotary : -rotary], down[:, -rotary:]
         turned = _turn(_wide(key), cos_sin[positions], interleaved)
         _write(slots, (torch.cat((_rms_norm(_wide(latent), kv_norm, eps), turned), dim=1), kv_cache))
 
