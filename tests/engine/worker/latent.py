@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +17,9 @@ from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import step
+from engine.worker.backend_choice import never_waits
 from engine.worker.engine import Engine, EngineConfig
+from engine.worker.warm_up import warm_up
 from tests.engine.model.tiny import CONFIGS, VOCAB, hugging_face, logits_of
 
 LONGEST = 64
@@ -47,9 +49,9 @@ def saved(folder: Path, name: str, **changes: Any) -> Any:
     return model
 
 
-def latent_backends(names: Iterable[str] = BACKENDS) -> dict[str, str]:
-    """Of every backend that keeps latents: why it cannot run here, or nothing."""
-    return {name: BACKENDS[name].unavailable_because() for name in names if BACKENDS[name].capabilities().mla}
+def latent_backends() -> dict[str, str]:
+    """Every backend of the registry that keeps latents: why it cannot run here, or nothing."""
+    return {name: one.unavailable_because() for name, one in BACKENDS.items() if one.capabilities().mla}
 
 
 def texts_of(count: int, seed: int = 3) -> list[tuple[Text, int]]:
@@ -119,6 +121,8 @@ def forced(
     logits = Logits()
     engine.release()
     executor = engine._assemble(scheduler.allocator, kernel, watch=logits, padded=padded)
+    if engine.device.type == "cuda":
+        warm_up(executor)
     for cache in executor.kv.caches:
         cache.fill_(torch.nan)  # what is read before it is written shows in every logit
     engine.executor_in_use = executor
@@ -132,6 +136,25 @@ def forced(
         swapped += len(batch.to_host)
     rows = [torch.stack(logits.rows[place]) for place in range(len(texts))]
     return Served(rows, executor.steps, preempted, swapped, scheduler.prefix.hits)
+
+
+def sizes_of(name: str) -> tuple[torch.dtype, list[int]]:
+    """What a backend is tried with: float32 if it can, else bfloat16; two block sizes, or its own."""
+    able = BACKENDS[name].capabilities()
+    dtype = torch.float32 if torch.float32 in able.dtypes else torch.bfloat16
+    return dtype, [size for size in (16, 64) if able.block_sizes.allows(size)] or [able.default_block_size]
+
+
+def rounded(model: Any, dtype: torch.dtype) -> Any:
+    """The model with its parameters as they are in that type."""
+    return model if dtype == torch.float32 else model.to(dtype).float()
+
+
+def captured(engine: Engine, served: Served) -> bool:
+    """Whether steps were graphs where they should have been, and there were decodes alone, mixed ones, chunks alone."""
+    wanted = engine.device.type == "cuda" and engine.config.graphs and never_waits(engine.backend)
+    kinds = {(one.num_decodes > 0, one.num_chunk_tokens > 0) for one in served.steps}
+    return all(one.graph == wanted for one in served.steps) and len(kinds) == 3
 
 
 def furthest(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
