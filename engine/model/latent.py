@@ -80,13 +80,14 @@ def read_latent(config: Mapping[str, Any], shape: ModelShape) -> LatentAttention
         sizes.qk_nope_head_dim,
         sizes.qk_rope_head_dim,
         shape.head_size_v,
-        interleaved=_interleaved(config),
+        interleaved=_interleaved(config, shape.model_type),
         scale=_scale(config, sizes.head_size),
     )
 
 
-def _interleaved(config: Mapping[str, Any]) -> bool:
-    given = config.get("rope_interleave", True)
+def _interleaved(config: Mapping[str, Any], family: str) -> bool:
+    """DeepSeek-V2 always is; -V3 says so."""
+    given = config.get("rope_interleave", True) if family == "deepseek_v3" else True
     if not isinstance(given, bool):
         raise ValueError(f"expected true or false as rope_interleave, got {given!r}")
     return given

@@ -84,6 +84,8 @@ def test_latent_attention_keeps_one_latent_for_all_heads():
     assert config.scale == pytest.approx(24**-0.5)
     one_step = architecture_of({**DEEPSEEK, "q_lora_rank": None, "rope_interleave": False}, "here")
     assert (one_step.qkv_size, one_step.latent.interleaved) == (4 * 24 + 40, False)
+    second = architecture_of({**DEEPSEEK, "model_type": "deepseek_v2", "rope_interleave": False}, "here")
+    assert second.latent.interleaved, "transformers' DeepSeek-V2 does not look at the key"
     llama = architecture_of(LLAMA, "here")
     assert (llama.latent, llama.kv_elements, llama.attention_size) == (None, 2 * 2 * 16, 64)
 
