@@ -29,8 +29,10 @@ class Trap(NamedTuple):
 
 
 def unit_traps(capacity: Capacity, spec: KVSpec, gpu: Gpu | None) -> list[Trap]:
-    """Of this capacity; those of ranks only where there are several, that of the card only where one is known."""
-    return [*_units(capacity), *_layers(capacity, spec), *_ranks(capacity, spec), *_card(capacity, gpu)]
+    """Of this capacity; those of ranks only where there are several, that of the card only where one is known, that of
+    latents only for a model that caches them."""
+    own = *_layers(capacity, spec), *_latents(capacity, spec), *_ranks(capacity, spec)
+    return [*_units(capacity), *own, *_card(capacity, gpu)]
 
 
 def _units(capacity: Capacity) -> list[Trap]:
@@ -78,15 +80,30 @@ def _layers(capacity: Capacity, spec: KVSpec) -> list[Trap]:
     ]
 
 
+def _latents(capacity: Capacity, spec: KVSpec) -> list[Trap]:
+    if spec.kind != "mla":
+        return []
+    token = spec.bytes_per_token_per_layer
+    return [
+        Trap(
+            "a token in a layer",
+            f"one latent of {spec.head_size} elements, {token:,} B: K and V of all heads are made from it",
+            "doubled, as for K and V",
+            capacity.budget_bytes // (2 * capacity.block_bytes),
+        )
+    ]
+
+
 def _ranks(capacity: Capacity, spec: KVSpec) -> list[Trap]:
     ranks = spec.tp * spec.pp
     if ranks == 1:
         return []
     together = ranks * capacity.bytes_per_token
+    where = "each tensor-parallel rank has a whole latent" if spec.kind == "mla" else "a token's KV is spread over them"
     return [
         Trap(
             "blocks of a rank",
-            f"{capacity.num_blocks:,} on each of {ranks} ranks, under the same ids: a token's KV is spread over them",
+            f"{capacity.num_blocks:,} on each of {ranks} ranks, under the same ids: {where}",
             "added up over the ranks",
             ranks * capacity.num_blocks,
         ),

@@ -135,7 +135,7 @@ def read_model_shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
         attention_bias=bool(text.get("attention_bias", False)),
         mlp_bias=bool(text.get("mlp_bias", False)),
         latent=latent,
-        experts=_experts(text),
+        experts=_experts(text, num_layers),
         notes=(*notes, *kinds.notes, *_weight_notes(text)),
     )
 
@@ -197,15 +197,19 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
     return Latent(rank, rope, nope, _optional(config, ("q_lora_rank",)) or 0)
 
 
-def _experts(config: Mapping[str, Any]) -> Experts | None:
+def _experts(config: Mapping[str, Any], num_layers: int) -> Experts | None:
+    """None where all layers are dense: without experts, or with as many leading dense layers as there are layers."""
     num_routed = _optional(config, ("n_routed_experts", "num_local_experts", "num_experts"))
     if num_routed is None:
+        return None
+    num_dense = int(config.get("first_k_dense_replace") or 0)
+    if num_dense >= num_layers:
         return None
     inner = _optional(config, ("moe_intermediate_size", *_NAMES["inner"]))
     if inner is None:
         raise ValueError("a mixture of experts without moe_intermediate_size or intermediate_size")
     num_shared = int(config.get("n_shared_experts") or 0)
-    return Experts(num_routed, num_shared, inner, int(config.get("first_k_dense_replace") or 0))
+    return Experts(num_routed, num_shared, inner, num_dense)
 
 
 def _max_model_len(config: Mapping[str, Any]) -> int:

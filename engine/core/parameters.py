@@ -62,7 +62,8 @@ def _latent_attention(shape: ModelShape) -> int:
     query = hidden * rank + rank + rank * queries if rank else hidden * queries
     heads = shape.num_heads * (latent.qk_nope_head_dim + shape.head_size_v)
     key_value = hidden * latent.size + latent.kv_lora_rank + latent.kv_lora_rank * heads
-    return query + key_value + shape.num_heads * shape.head_size_v * hidden
+    biases = (rank + latent.size + hidden) if shape.attention_bias else 0
+    return query + key_value + shape.num_heads * shape.head_size_v * hidden + biases
 
 
 def _mlps(shape: ModelShape) -> int:

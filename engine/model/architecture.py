@@ -1,9 +1,10 @@
 """What a decoder-only model computes, read from a Hugging Face config.json: sizes, norms, positions, windows, biases.
 
-Five families: Llama, Mistral, Qwen2 and Qwen3 (RMS norms before each part, rotary positions, a gated MLP) and OPT
-(Zhang et al., 2022: layer norms before each part, learned positions, relu, biases everywhere). Sizes are read by
-`engine.core.model_shape`, which also counts parameters; what a configuration asks for beyond that is either done here
-or refused by name (`engine.model.config_keys`).
+Seven families: Llama, Mistral, Qwen2 and Qwen3 (RMS norms before each part, rotary positions, a gated MLP), DeepSeek-V2
+and -V3 without experts (the same with latent attention, `engine.model.latent`) and OPT (Zhang et al., 2022: layer norms
+before each part, learned positions, relu, biases everywhere). Sizes are read by `engine.core.model_shape`, which also
+counts parameters; what a configuration asks for beyond that is either done here or refused by name
+(`engine.model.config_keys`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from engine.core.kv_spec import canonical_dtype
 from engine.core.model_shape import ModelShape, read_model_shape
 from engine.core.suggestion import unknown_name
 from engine.model.config_keys import FAMILIES, check_keys
+from engine.model.latent import DENSE_LAYERS, LatentAttention, check_dense, read_latent
 from engine.model.rope import Rope, read_rope
 
 OPT_POSITION_OFFSET = 2
@@ -38,7 +40,7 @@ class Architecture:
     """Everything about a model but its weights. ValueError for sizes that do not fit together."""
 
     family: str
-    """`llama`, `mistral`, `qwen2`, `qwen3` or `opt`."""
+    """`llama`, `mistral`, `qwen2`, `qwen3`, `deepseek_v2`, `deepseek_v3` or `opt`."""
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -56,7 +58,7 @@ class Architecture:
     gated: bool
     """Whether the MLP has a gate: down(activation(gate(x)) * up(x))."""
     attention_bias: bool
-    """On q, k and v."""
+    """On q, k and v; of latent attention on both first projections."""
     output_bias: bool
     """On the projection after attention."""
     mlp_bias: bool
@@ -73,19 +75,38 @@ class Architecture:
     dtype: str
     """Type of the weights as published, in `engine.core`'s spelling: `bf16`, `fp16` or `fp32`."""
     eos_token_ids: tuple[int, ...] = ()
+    latent: LatentAttention | None = None
+    """None: K and V of each head are cached."""
 
     def __post_init__(self) -> None:
         if len(self.windows) != self.num_layers:
             raise ValueError(f"windows: expected one for each of {self.num_layers} layers, got {len(self.windows)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.rope is not None and self.head_size % 2:
+        if self.rope is not None and self.latent is None and self.head_size % 2:
             raise ValueError(f"head_size={self.head_size} must be even: rotary positions turn pairs")
 
     @property
     def qkv_size(self) -> int:
-        """Rows of the matrix that makes q, k and v: (H + 2 * KH) * D."""
+        """Rows of the matrix that makes q, k and v: (H + 2 * KH) * D; or the latents, see `LayerWeights.qkv`."""
+        if self.latent is not None:
+            return self.latent.query_rows(self.num_heads) + self.latent.size
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_size
+
+    @property
+    def attention_size(self) -> int:
+        """Elements of a token behind attention, all heads: H * D, or H * v_head_dim."""
+        return self.num_heads * (self.head_size if self.latent is None else self.latent.v_head_dim)
+
+    @property
+    def rotary_size(self) -> int:
+        """Elements of a head that turn."""
+        return self.head_size if self.latent is None else self.latent.qk_rope_head_dim
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of a token in one layer's cache: 2 * KH * D, or one latent."""
+        return 2 * self.num_kv_heads * self.head_size if self.latent is None else self.latent.size
 
     @property
     def gate_up_size(self) -> int:
@@ -99,6 +120,9 @@ class Architecture:
 
     def layer_config(self, layer: int) -> LayerConfig:
         """What one layer asks of attention."""
+        if self.latent is not None:
+            size, rank = self.latent.size, self.latent.kv_lora_rank
+            return LayerConfig(self.num_heads, 1, size, self.latent.scale, self.windows[layer], kv_lora_rank=rank)
         return LayerConfig(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -117,11 +141,12 @@ def architecture_of(config: Mapping[str, Any], source: str) -> Architecture:
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(f"{source}: {unknown_name('architecture (model_type)', str(family), FAMILIES)}")
-    check_keys(config, family, source)
     num_layers = config.get("num_hidden_layers")
     if isinstance(num_layers, int) and num_layers > _MAX_LAYERS:
         raise ValueError(f"{source}: expected at most {_MAX_LAYERS} as num_hidden_layers, got {num_layers}")
     try:
+        check_dense(config, family)
+        check_keys(config, family, source)
         shape = read_model_shape(config)
         return _opt(config, shape) if family == "opt" else _gated(config, shape, source)
     except ValueError as error:
@@ -131,7 +156,7 @@ def architecture_of(config: Mapping[str, Any], source: str) -> Architecture:
 
 
 def _gated(config: Mapping[str, Any], shape: ModelShape, source: str) -> Architecture:
-    """Llama and its relatives."""
+    """Llama and its relatives, DeepSeek among them."""
     bias = bool(config.get("attention_bias", False))
     return Architecture(
         family=shape.model_type,
@@ -148,6 +173,7 @@ def _gated(config: Mapping[str, Any], shape: ModelShape, source: str) -> Archite
         position_offset=0,
         windows=_windows(config, shape),
         eos_token_ids=token_ids(config.get("eos_token_id")),
+        latent=read_latent(config, shape),
     )
 
 
@@ -209,7 +235,7 @@ def _windows(config: Mapping[str, Any], shape: ModelShape) -> tuple[int, ...]:
     """transformers' sliding_window lets token i see i - window + 1 to i: the count includes the token itself."""
     if shape.model_type == "mistral":
         return (_window(config.get("sliding_window", _MISTRAL_WINDOW)),) * shape.num_layers
-    if shape.model_type == "llama":
+    if shape.model_type in ("llama", *DENSE_LAYERS):
         return (0,) * shape.num_layers
     window = _window(config.get("sliding_window")) if config.get("use_sliding_window", False) else 0
     kinds = config.get("layer_types")

@@ -14,6 +14,28 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 _GATED = (*_SIZES, *_ROPE, "intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+_SIZES_OF_LATENTS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DEEPSEEK = (*_GATED, *_SIZES_OF_LATENTS, "q_lora_rank", "attention_bias", "first_k_dense_replace", "n_routed_experts")
+_OF_EXPERTS = frozenset(
+    {
+        "aux_loss_alpha",
+        "ep_size",
+        "moe_intermediate_size",
+        "moe_layer_freq",
+        "n_group",
+        "n_shared_experts",
+        "norm_topk_prob",
+        "num_experts_per_tok",
+        "routed_scaling_factor",
+        "scoring_func",
+        "seq_aux",
+        "topk_group",
+        "topk_method",
+    }
+)
+"""Of DeepSeek's mixtures of experts: without such layers they say nothing."""
+_BESIDE = frozenset({"auto_map", "num_nextn_predict_layers", "qk_head_dim"})
+"""Of DeepSeek: its own modelling files; heads that guess further tokens, which nobody asks here; a sum of two sizes."""
 
 _READ: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -21,6 +43,8 @@ _READ: Mapping[str, frozenset[str]] = MappingProxyType(
         "mistral": frozenset({*_GATED, "sliding_window"}),
         "qwen2": frozenset({*_GATED, *_WINDOWS}),
         "qwen3": frozenset({*_GATED, *_WINDOWS, "attention_bias"}),
+        "deepseek_v2": frozenset({*_DEEPSEEK, *_OF_EXPERTS, *_BESIDE, "mlp_bias"}),
+        "deepseek_v3": frozenset({*_DEEPSEEK, *_OF_EXPERTS, *_BESIDE, "rope_interleave"}),
         "opt": frozenset({*_SIZES, "ffn_dim"}),
     }
 )
@@ -33,6 +57,8 @@ _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mistral": ("intermediate_size", "num_key_value_heads"),
         "qwen2": ("intermediate_size", "num_key_value_heads"),
         "qwen3": ("intermediate_size", "num_key_value_heads", "head_dim"),
+        "deepseek_v2": ("intermediate_size", *_SIZES_OF_LATENTS),
+        "deepseek_v3": ("intermediate_size", *_SIZES_OF_LATENTS),
         "opt": ("ffn_dim",),
     }
 )
@@ -40,7 +66,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 _MUST_BE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        **{family: {"hidden_act": "silu"} for family in ("llama", "mistral", "qwen2", "qwen3")},
+        **{family: {"hidden_act": "silu"} for family in _READ if family != "opt"},
         "opt": {
             "activation_function": "relu",
             "do_layer_norm_before": True,

@@ -10,12 +10,14 @@ Letters: T tokens of the batch, S rows that need logits, E hidden size, I interm
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.model.architecture import Architecture
+from engine.model.latent_projections import buffer_sizes, project
 from engine.model.ops import Ops
 from engine.model.weights import LayerWeights, Weights
 
@@ -26,11 +28,11 @@ class KVMemory(Protocol):
     """The KV of all layers, as a decoder sees it."""
 
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [NB, BS, KH, D] of a layer, strided views of its cache."""
+        """K and V [NB, BS, KH, D] of a layer, strided views of its cache; latents [NB, BS, 1, R + P] as K."""
         ...
 
     def attend(self, layer: int, q: torch.Tensor, metadata: Any, out: torch.Tensor) -> None:
-        """Attention of q [T, H, D] over what the step's metadata says, into out [T, H, D]; K and V are written."""
+        """Attention of q [T, H, D] over what the step's metadata says, into out [T, H, DV]; K and V are written."""
         ...
 
 
@@ -63,12 +65,14 @@ class Decoder:
         self.max_tokens = max_tokens
         self.max_num_seqs = rows
         like = weights.embedding
-        self._cos_sin = a.rope.cos_sin(a.max_model_len, a.head_size, like.device) if a.rope else None
+        self._cos_sin = a.rope.cos_sin(a.max_model_len, a.rotary_size, like.device) if a.rope else None
         self._residual, self._normed, self._added = (like.new_empty(max_tokens, a.hidden_size) for _ in range(3))
         self._final, self._logits = like.new_empty(rows, a.hidden_size), like.new_empty(rows, a.vocab_size)
         # A layer's attention is over before its MLP begins: both use the same memory.
-        self._attention_sizes = (a.qkv_size, a.num_heads * a.head_size)
-        self._mlp_sizes = (a.gate_up_size, a.intermediate_size)
+        self._attention_sizes: tuple[int, ...] = (a.qkv_size, a.attention_size)
+        if a.latent is not None:
+            self._attention_sizes = buffer_sizes(a, a.latent)
+        self._mlp_sizes: tuple[int, ...] = (a.gate_up_size, a.intermediate_size)
         widest = max(sum(self._attention_sizes), sum(self._mlp_sizes))
         self._scratch = like.new_empty(max_tokens * widest)
 
@@ -125,10 +129,29 @@ class Decoder:
         out: torch.Tensor,
     ) -> None:
         a = self.architecture
-        qkv, mixed = self._two(self._attention_sizes, normed.shape[0])
-        _linear(normed, layer.qkv, layer.qkv_bias, qkv)
+        *buffers, mixed = self._buffers(self._attention_sizes, normed.shape[0])
+        _linear(normed, layer.qkv, layer.qkv_bias, buffers[0])
         k_cache, v_cache = self.kv.views(number)
-        q = self.ops.rotate_and_write(
+        if a.latent is not None:
+            assert self._cos_sin is not None
+            q = project(a, layer, buffers, self.ops, self._cos_sin, positions, slots, k_cache[:, :, 0])
+        else:
+            q = self._rotate(layer, buffers[0], positions, slots, k_cache, v_cache)
+        self.kv.attend(number, q, metadata, mixed.view(-1, a.num_heads, a.attention_size // a.num_heads))
+        _linear(mixed, layer.o, layer.o_bias, out)
+
+    def _rotate(
+        self,
+        layer: LayerWeights,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Queries [T, H, D], turned; K and V of the step are written."""
+        a = self.architecture
+        return self.ops.rotate_and_write(
             qkv,
             self._cos_sin,
             positions,
@@ -141,23 +164,20 @@ class Decoder:
             k_norm=layer.k_norm,
             eps=a.norm_eps,
         )
-        self.kv.attend(number, q, metadata, mixed.view(-1, a.num_heads, a.head_size))
-        _linear(mixed, layer.o, layer.o_bias, out)
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor, out: torch.Tensor) -> None:
-        gate_up, inner = self._two(self._mlp_sizes, normed.shape[0])
+        gate_up, inner = self._buffers(self._mlp_sizes, normed.shape[0])
         _linear(normed, layer.gate_up, layer.gate_up_bias, gate_up)
         inner = self.ops.gate(gate_up, out=inner) if self.architecture.gated else torch.relu_(gate_up)
         _linear(inner, layer.down, layer.down_bias, out)
 
-    def _two(self, sizes: tuple[int, int], num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two contiguous buffers [T, size], side by side in the scratch memory; the same ones at each call."""
-        first, second = sizes
-        start = self.max_tokens * first
-        return (
-            self._scratch[: num_tokens * first].view(num_tokens, first),
-            self._scratch[start : start + num_tokens * second].view(num_tokens, second),
-        )
+    def _buffers(self, sizes: tuple[int, ...], num_tokens: int) -> list[torch.Tensor]:
+        """Contiguous buffers [T, size], one behind the other in the scratch memory; the same ones at each call."""
+        starts = accumulate((self.max_tokens * size for size in sizes), initial=0)
+        return [
+            self._scratch[start : start + num_tokens * size].view(num_tokens, size)
+            for start, size in zip(starts, sizes, strict=False)
+        ]
 
     def _norm(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor

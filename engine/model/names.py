@@ -33,6 +33,21 @@ _LLAMA_LAYER: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "down": ("mlp.down_proj",),
     }
 )
+_LATENT_LAYER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **_LLAMA_LAYER,
+        "qkv": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+        "q_latent_norm": ("self_attn.q_a_layernorm",),
+        "q_up": ("self_attn.q_b_proj",),
+        "kv_latent_norm": ("self_attn.kv_a_layernorm",),
+        "kv_up": ("self_attn.kv_b_proj",),
+    }
+)
+"""Of DeepSeek."""
+_ONE_STEP_LAYER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {**_LATENT_LAYER, "qkv": ("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa")}
+)
+"""Of DeepSeek where queries have no latent of their own."""
 _OPT_TOP = MappingProxyType(
     {
         "embedding": "model.decoder.embed_tokens.weight",
@@ -72,6 +87,8 @@ _GGUF_LAYER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def hugging_face_names(a: Architecture, layer: int | None, field: str) -> tuple[str, ...]:
     """As transformers' classes with a language model's head save them."""
     top, each = (_OPT_TOP, _OPT_LAYER) if a.family == "opt" else (_LLAMA_TOP, _LLAMA_LAYER)
+    if a.latent is not None:
+        each = _LATENT_LAYER if a.latent.q_lora_rank else _ONE_STEP_LAYER
     prefix = "model.decoder.layers" if a.family == "opt" else "model.layers"
     return (top[field],) if layer is None else _layer_names(f"{prefix}.{layer}", each, field)
 
@@ -90,6 +107,8 @@ def _layer_names(prefix: str, names: Mapping[str, tuple[str, ...]], field: str) 
 def rows_of(a: Architecture, field: str, shape: Shape) -> tuple[int, ...]:
     """Rows of each stored weight of a field of that shape, in the order of their names."""
     stem = field.removesuffix("_bias")
+    if stem == "qkv" and a.latent is not None:
+        return (a.latent.query_rows(a.num_heads), a.latent.size)
     if stem == "qkv":
         keys = a.num_kv_heads * a.head_size
         return (a.num_heads * a.head_size, keys, keys)

@@ -5,7 +5,7 @@ interface are compared with it, never with themselves. Each computes in float32 
 once, to the type of its result.
 
 Letters: T tokens of the batch, E hidden size, I intermediate size, H query heads, KH KV heads, D head size, NB blocks,
-BS block size (tokens a block), P positions.
+BS block size (tokens a block), P positions; of latent attention as in `engine.model.weights`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,37 @@ class Ops(Protocol):
         """
         ...
 
+    def write_latents(
+        self,
+        down: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+        kv_norm: torch.Tensor,
+        *,
+        eps: float,
+        interleaved: bool,
+        q_norm: torch.Tensor | None = None,
+        q_out: torch.Tensor | None = None,
+    ) -> None:
+        """Norms each token's latent [R], turns its rotary key [P], and writes both into the cache by slot.
+
+        down [T, any + R + P] ends with them. With q_norm [Q], its first Q elements, the queries' latent, are normed
+        into q_out [T, Q]. cos_sin [positions, P], positions and slots as in `rotate_and_write`; kv_cache
+        [NB, BS, R + P]. interleaved: element 2i turns with 2i + 1, else i with i + P/2; either stays in its place.
+        """
+        ...
+
+    def rotate_queries(
+        self, q: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
+    ) -> torch.Tensor:
+        """Turns the last P elements of each head of q [T, H, N + P] in place, as `write_latents` turns keys; gives q.
+
+        A token's heads lie side by side; tokens may have any distance.
+        """
+        ...
+
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """silu(first half) * second half of gate_up [T, 2 I]: [T, I] (SwiGLU; Shazeer, 2020)."""
         ...
@@ -109,7 +140,37 @@ class TorchOps:
         turns = None if cos_sin is None else cos_sin[positions]
         if q_norm is not None or turns is not None:
             q.copy_(_rotate(_normed(q, q_norm, eps), turns))
-        _write(_rotate(_normed(k, k_norm, eps), turns), v, k_cache, v_cache, slots)
+        _write(slots, (_rotate(_normed(k, k_norm, eps), turns), k_cache), (v, v_cache))
+        return q
+
+    def write_latents(
+        self,
+        down: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+        kv_norm: torch.Tensor,
+        *,
+        eps: float,
+        interleaved: bool,
+        q_norm: torch.Tensor | None = None,
+        q_out: torch.Tensor | None = None,
+    ) -> None:
+        """Norms, rotation and write one after the other."""
+        if q_norm is not None and q_out is not None:
+            q_out.copy_(_rms_norm(_wide(down[:, : len(q_norm)]), q_norm, eps))
+        rotary = cos_sin.shape[1]
+        latent, key = down[:, -len(kv_norm) - rotary : -rotary], down[:, -rotary:]
+        turned = _turn(_wide(key), cos_sin[positions], interleaved)
+        _write(slots, (torch.cat((_rms_norm(_wide(latent), kv_norm, eps), turned), dim=1), kv_cache))
+
+    def rotate_queries(
+        self, q: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
+    ) -> torch.Tensor:
+        """The last elements turned, the others left alone."""
+        tail = q[..., -cos_sin.shape[1] :]
+        tail.copy_(_turn(_wide(tail), cos_sin[positions][:, None], interleaved))
         return q
 
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -138,15 +199,19 @@ def _normed(heads: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tor
 
 def _rotate(heads: torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
     """heads [T, heads, D] turned by [T, D], cos then sin of the D/2 angles; as they are without."""
-    if turns is None:
-        return heads
-    cos, sin = turns[:, None, :].chunk(2, dim=-1)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return heads if turns is None else _turn(heads, turns[:, None, :], interleaved=False)
 
 
-def _write(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """k and v [T, KH, D] into the caches by slot, without a selection whose size depends on values.
+def _turn(x: torch.Tensor, turns: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """x [..., P] turned by pairs, 2i and 2i + 1 or i and i + P/2; turns [..., P], cos then sin of the P/2 angles."""
+    cos, sin = turns.chunk(2, dim=-1)
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    parts = first * cos - second * sin, second * cos + first * sin
+    return torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
+
+
+def _write(slots: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Each values [T, ...] into its cache [NB, BS, ...] by slot, without a selection whose size depends on values.
 
     A token that is not to be written writes the first one that is over again; if there is none, what the cache has.
     """
@@ -155,7 +220,7 @@ def _write(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
     kept = slots >= 0
     source = torch.where(kept, torch.arange(len(slots), device=slots.device), kept.int().argmax())
     target = slots[source].clamp(min=0)
-    block, offset = target // k_cache.shape[1], target % k_cache.shape[1]
     anything = kept.any()
-    for values, cache in ((k, k_cache), (v, v_cache)):
+    for values, cache in pairs:
+        block, offset = target // cache.shape[1], target % cache.shape[1]
         cache[block, offset] = torch.where(anything, values[source].to(cache.dtype), cache[block, offset])

@@ -2,7 +2,7 @@
 
 Matrices are [outputs, inputs], as in checkpoints. What is multiplied together lies together: q, k and v are one matrix,
 and so are gate and up. Letters: H query heads, KH KV heads, D head size, E hidden size, I intermediate size, V
-vocabulary.
+vocabulary; of latent attention Q q_lora_rank, R kv_lora_rank, N qk_nope_head_dim, P qk_rope_head_dim, W v_head_dim.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from engine.model.architecture import Architecture
+from engine.model.latent import LatentAttention
 
 Shape = tuple[int, ...]
 
@@ -25,9 +26,10 @@ class LayerWeights:
     input_norm: torch.Tensor
     """[E], before attention."""
     qkv: torch.Tensor
-    """[(H + 2 KH) D, E]: rows of all query heads, then keys, then values."""
+    """[(H + 2 KH) D, E]: rows of all query heads, then keys, then values. Of latent attention [Q + R + P, E]: the
+    queries' latent, the latent of K and V, the rotary key; without the first, H (N + P) rows of all query heads."""
     o: torch.Tensor
-    """[E, H D], after attention."""
+    """[E, H D], after attention; [E, H W]."""
     post_norm: torch.Tensor
     """[E], before the MLP."""
     gate_up: torch.Tensor
@@ -44,6 +46,14 @@ class LayerWeights:
     """[D], of each query head."""
     k_norm: torch.Tensor | None = None
     """[D], of each key head."""
+    q_latent_norm: torch.Tensor | None = None
+    """[Q]."""
+    q_up: torch.Tensor | None = None
+    """[H (N + P), Q]: from the queries' latent to all query heads."""
+    kv_latent_norm: torch.Tensor | None = None
+    """[R]."""
+    kv_up: torch.Tensor | None = None
+    """[H (N + W), R]: from the latent to each head's key, without its rotary part, and value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +94,11 @@ class Weights:
 
 def layer_shapes(a: Architecture) -> dict[str, Shape]:
     """Shape of each weight that a layer of this architecture has, by the name of its field."""
-    E, I, width = a.hidden_size, a.intermediate_size, a.num_heads * a.head_size  # noqa: E741
+    E, I = a.hidden_size, a.intermediate_size  # noqa: E741
     shapes: dict[str, Shape] = {
         "input_norm": (E,),
         "qkv": (a.qkv_size, E),
-        "o": (E, width),
+        "o": (E, a.attention_size),
         "post_norm": (E,),
         "gate_up": (a.gate_up_size, E),
         "down": (E, I),
@@ -103,6 +113,15 @@ def layer_shapes(a: Architecture) -> dict[str, Shape]:
         shapes |= {"gate_up_bias": (a.gate_up_size,), "down_bias": (E,)}
     if a.qk_norm:
         shapes |= {"q_norm": (a.head_size,), "k_norm": (a.head_size,)}
+    return shapes if a.latent is None else shapes | _latent_shapes(a.num_heads, a.latent)
+
+
+def _latent_shapes(num_heads: int, latent: LatentAttention) -> dict[str, Shape]:
+    rank, up = latent.kv_lora_rank, latent.qk_nope_head_dim + latent.v_head_dim
+    shapes: dict[str, Shape] = {"kv_latent_norm": (rank,), "kv_up": (num_heads * up, rank)}
+    if latent.q_lora_rank:
+        shapes["q_latent_norm"] = (latent.q_lora_rank,)
+        shapes["q_up"] = (num_heads * latent.head_size, latent.q_lora_rank)
     return shapes
 
 

@@ -13,14 +13,14 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.layouts import KVLayout
-from engine.attention.metadata import AttentionMetadata
-from engine.attention.registry import get_backend
 from engine.core import catalogue
 from engine.core.suggestion import unknown_name
 from engine.model.decoder import Decoder
+from engine.model.latent_projections import up_projections
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
 from engine.versions import driver_version, version_of
+from engine.worker.backend_choice import backend_of, keeps_latents, never_waits
 from engine.worker.budget import (
     DEFAULT_UTILIZATION,
     EngineError,
@@ -62,9 +62,10 @@ class EngineConfig:
     dtype: str = "auto"
     """float32, float16 or bfloat16; auto: float32 on a CPU, the model's own on a GPU."""
     attention: str = "auto"
-    """An attention backend that keeps K and V; auto: `reference` on a CPU, `triton` on a GPU."""
+    """An attention backend that keeps what the model caches, K and V or latents; auto: torch's on a CPU (`reference`,
+    `reference-mla`), Triton's on a GPU."""
     layout: str | None = None
-    """KV layout by name (kv-first, block-first, interleaved); None: the backend's own."""
+    """KV layout by name (kv-first, block-first, interleaved, latent); None: the backend's own."""
     weights_seed: int | None = None
     """Of random weights, whatever the model; None: its own weights, or seed 0 for a catalogue name, which has none."""
     max_num_seqs: int = 256
@@ -86,7 +87,7 @@ class Engine:
         """Loads the weights. DeviceUnavailable without the device; EngineError or ValueError for what cannot be."""
         self.config = config
         self.device = device_of(config.device)
-        self.backend = backend_of(config, self.device)
+        self.backend = backend_of(config.attention, self.device, latent=keeps_latents(config.model))
         self.layout = layout_of(config.layout, self.backend)
         dtype = None if config.dtype == "auto" else _dtype_of(config.dtype)
         if dtype is None and self.device.type == "cpu":
@@ -116,10 +117,9 @@ class Engine:
     # KV memory ----------------------------------------------------------------------------------------------------
 
     def block_bytes(self, block_size: int) -> int:
-        """K and V of one block, all layers."""
+        """K and V, or the latents, of one block, all layers."""
         shape = self.architecture
-        element = torch.finfo(self.dtype).bits // 8
-        return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_size * element
+        return shape.num_layers * block_size * shape.kv_elements * self.dtype.itemsize
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
         """How much is left for KV, measured: the largest batch is run and the graphs are captured over a tiny pool.
@@ -185,14 +185,14 @@ class Engine:
             layout=self.layout,
             kernel=kernel,
             host_blocks=getattr(allocator, "host_blocks", 0),
+            up=up_projections(shape, self.model.weights),
         )
         tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
         decoder = Decoder(
             shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
-        graphs = self.config.graphs and self.device.type == "cuda"
         sharing = self._sharing(allocator, kernel)
-        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, sharing=sharing, **options)
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self._graphs, sharing=sharing, **options)
 
     def _sharing(self, allocator: Any, kernel: Kernel) -> SharingRule | None:
         """When shared prefixes are used; None: never."""
@@ -203,8 +203,15 @@ class Engine:
         token_bytes = self.block_bytes(size) // size // self.architecture.num_layers
         return SharingRule(size, token_bytes, expected=expected)
 
+    @property
+    def _graphs(self) -> bool:
+        """Whether steps are CUDA graphs."""
+        return self.config.graphs and self.device.type == "cuda" and never_waits(self.backend)
+
     def _ops(self) -> Ops:
-        if self.backend.get_name() != "triton":
+        """Fused beside Triton's own attention, and on a device beside anything but the specification."""
+        name = self.backend.get_name()
+        if name.startswith("reference") or (self.device.type == "cpu" and not name.startswith("triton")):
             return TorchOps()
         from engine.model.kernels.triton_ops import TritonOps
 
@@ -226,7 +233,7 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
-            "graphs": self.config.graphs and self.device.type == "cuda",
+            "graphs": self._graphs,
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,
@@ -256,17 +263,6 @@ def device_of(name: str) -> torch.device:
             "and a CUDA build of torch is installed"
         )
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-
-
-def backend_of(config: EngineConfig, device: torch.device) -> type[AttentionBackend]:
-    """The attention backend of a configuration; EngineError for one that cannot serve a decoder with K and V."""
-    name = config.attention
-    backend = get_backend(("triton" if device.type == "cuda" else "reference") if name == "auto" else name)
-    if why := backend.unavailable_because():
-        raise EngineError(f"attention backend {backend.get_name()}: {why}")
-    if backend.get_metadata_cls() is not AttentionMetadata:
-        raise EngineError(f"attention backend {backend.get_name()}: the engine has no metadata for it: use reference")
-    return backend
 
 
 def layout_of(name: str | None, backend: type[AttentionBackend]) -> KVLayout:

@@ -16,7 +16,9 @@ from engine.attention.backend import AttentionBackend, LayerConfig
 from engine.attention.layer import allocate_kv_caches
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata
+from engine.attention.reference_mla import UpProjections
 from engine.attention.triton_backend import TritonBackend
+from engine.worker.backend_choice import never_waits
 from engine.worker.host_memory import HostMemory, on
 
 if TYPE_CHECKING:
@@ -49,9 +51,11 @@ class KVMemory:
         layout: KVLayout | None = None,
         kernel: Kernel = "paged",
         host_blocks: int = 0,
+        up: Sequence[UpProjections] = (),
     ) -> None:
-        """`num_blocks` counts the null block 0; `host_blocks`: of host memory, for sequences that are swapped out.
-        AttentionInputError if the backend cannot do what a layer asks."""
+        """`num_blocks` counts the null block 0; `host_blocks`: of host memory, for sequences that are swapped out;
+        `up`: of each layer that caches latents, what makes K and V of them. AttentionInputError if the backend cannot
+        do what a layer asks."""
         self.backend = backend
         self.layout = backend.pick_layout(layout)
         self.kernel = kernel
@@ -68,13 +72,15 @@ class KVMemory:
             device=device,
             layout=self.layout,
         )
-        self._views = [self.layout.split(cache) for cache in self.caches]
+        self._views = [self.layout.split(cache, layers[0].kv_lora_rank) for cache in self.caches]
         if kernel == "contiguous" and self.layout is KVLayout.BLOCK_FIRST:
             raise ValueError(
                 f"kernel contiguous: a block's K and V lie side by side in layout {self.layout.value}, so the keys "
                 f"of adjacent blocks are not adjacent: use {KVLayout.KV_FIRST.value} or {KVLayout.INTERLEAVED.value}"
             )
-        self._impls = [backend.get_impl_cls()(config, self.layout) for config in layers]
+        options = [{"up": one} for one in up] or [{}] * len(layers)
+        make = backend.get_impl_cls()
+        self._impls = [make(config, self.layout, **each) for config, each in zip(layers, options, strict=True)]
         self._layers = list(layers)
         self.host = HostMemory(self.caches, self.layout.block_axis, host_blocks) if host_blocks else None
         """Where swapped sequences lie; None: nothing is swapped."""
@@ -87,19 +93,21 @@ class KVMemory:
         self._views.clear()
 
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [NB, BS, KH, D] of a layer, to be written by slot."""
+        """K and V [NB, BS, KH, D] of a layer, to be written by slot; latents [NB, BS, 1, latent] as K."""
         return self._views[layer]
 
     def attend(
         self, layer: int, q: torch.Tensor, metadata: AttentionMetadata | SplitMetadata, out: torch.Tensor
     ) -> None:
-        """Attention of q [T, H, D] over what is written, into out [T, H, D]."""
+        """Attention of q [T, H, D] over what is written, into out [T, H, DV]."""
         if isinstance(metadata, SplitMetadata):
             decodes, chunks = metadata
             if decodes is not None:
                 self._attend(layer, q[: decodes.num_tokens], decodes, out[: decodes.num_tokens])
-            if self.backend is TritonBackend:  # leaves the tokens of no row alone
+            if decodes is None or self.backend is TritonBackend:  # leaves the tokens of no row alone
                 self._attend(layer, q, chunks, out)
+            elif never_waits(self.backend):
+                self._attend_beside(layer, q, chunks, out)
             else:
                 first, behind = from_first(chunks)
                 self._attend(layer, q[first:], behind, out[first:])
@@ -108,11 +116,30 @@ class KVMemory:
 
     def _attend(self, layer: int, q: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
         if self.kernel == "paged":
-            self._impls[layer].attend(q, self.caches[layer], metadata, out)
+            self._impls[layer].attend(q, self.caches[layer], self._own(metadata), out)
         elif self.backend is TritonBackend:
             contiguous_attention(self._layers[layer], q, *self._views[layer], metadata, out)
         else:
-            self._impls[layer].attend(q, self.caches[layer], without_table(metadata), out)
+            self._impls[layer].attend(q, self.caches[layer], self._own(without_table(metadata)), out)
+
+    def _attend_beside(self, layer: int, q: torch.Tensor, chunks: AttentionMetadata, out: torch.Tensor) -> None:
+        """Into the tokens from the first chunk's on, whatever the backend does to those in front: by way of a buffer,
+        as only the device knows where the chunks begin."""
+        if "in chunks" not in chunks.plans:
+            tokens = torch.arange(len(q), dtype=torch.int32, device=q.device)
+            chunks.plans["in chunks"] = (tokens >= chunks.query_start_loc[:1])[:, None, None]
+        buffer = torch.empty_like(out)
+        self._attend(layer, q, chunks, buffer)
+        torch.where(chunks.plans["in chunks"], buffer, out, out=out)
+
+    def _own(self, step: AttentionMetadata) -> Any:
+        """The step under the backend's names; made by the first layer, found by the others."""
+        kind = self.backend.get_metadata_cls()
+        if kind is AttentionMetadata:
+            return step
+        if kind not in step.plans:
+            step.plans[kind] = kind.of(step)
+        return step.plans[kind]
 
     def move_blocks(self, batch: Batch) -> None:
         """What a batch asks for before it computes: swaps out, then swaps in, then copies. Commands only, in stream

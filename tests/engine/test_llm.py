@@ -279,7 +279,7 @@ def test_the_pool_is_what_is_left_unless_it_is_pinned(model):
         ({"device": "tpu"}, ValueError, "unknown device 'tpu'"),
         ({"dtype": "int8"}, ValueError, "unknown dtype 'int8'"),
         ({"attention": "flash"}, ValueError, "unknown attention backend"),
-        ({"attention": "reference-mla"}, EngineError, "no metadata for it"),
+        ({"attention": "reference-mla"}, EngineError, "it keeps latents, and this model caches K and V"),
         ({"layout": "sideways"}, ValueError, "unknown KV layout 'sideways'"),
         ({"allocator": "page"}, ValueError, "unknown allocator 'page'"),
         ({"kernel": "contiguous"}, EngineError, "blocks are not adjacent"),

@@ -81,9 +81,22 @@ def test_one_rank_has_no_trap_of_ranks(pagelab, strict_object):
     answer = strict_object(pagelab("capacity", "-m", "llama-2-13b", "--json").out)
     what = {trap["what"] for trap in answer["unit_traps"]}
 
-    assert not {"blocks of a rank", "a token on all ranks"} & what
+    assert not {"blocks of a rank", "a token on all ranks", "a token in a layer"} & what
     assert "demand" not in answer
     assert "held" not in answer
+
+
+def test_a_model_that_caches_latents_is_counted_without_the_factor_two(pagelab, strict_object):
+    answer = strict_object(
+        pagelab("capacity", "-m", "deepseek-v2", "--gpu", "h200", "--tp", "8", "--block-size", "64", "--json").out
+    )
+    traps = {trap["what"]: trap for trap in answer["unit_traps"]}
+
+    assert answer["kv_formula"] == "60 layers x latent of 576 x 16 bit = 69,120 B"
+    assert answer["num_blocks"] == 17_410
+    assert traps["a token in a layer"]["num_blocks"] == 17_410 // 2
+    assert "one latent of 576 elements, 1,152 B" in traps["a token in a layer"]["right"]
+    assert "each tensor-parallel rank has a whole latent" in traps["blocks of a rank"]["right"]
 
 
 def test_the_replay_says_what_holds(exercise):

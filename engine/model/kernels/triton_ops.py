@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.model.kernels.gate import silu_gate
+from engine.model.kernels.latents import rotate_queries, write_latents
 from engine.model.kernels.norm import rms_norm
 from engine.model.kernels.rotary import rotate_and_write
 
@@ -50,6 +51,32 @@ class TritonOps:
             qkv, cos_sin, positions, k_cache, v_cache, slots, num_heads=num_heads, num_kv_heads=num_kv_heads,
             q_norm=q_norm, k_norm=k_norm, eps=eps,
         )  # fmt: skip
+
+    def write_latents(
+        self,
+        down: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slots: torch.Tensor,
+        kv_norm: torch.Tensor,
+        *,
+        eps: float,
+        interleaved: bool,
+        q_norm: torch.Tensor | None = None,
+        q_out: torch.Tensor | None = None,
+    ) -> None:
+        """Latents and rotary keys into the cache, the queries' latent into q_out; see `write_latents`."""
+        write_latents(
+            down, cos_sin, positions, kv_cache, slots, kv_norm, eps=eps, interleaved=interleaved, q_norm=q_norm,
+            q_out=q_out,
+        )  # fmt: skip
+
+    def rotate_queries(
+        self, q: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
+    ) -> torch.Tensor:
+        """The last elements of each head of q [T, H, N + P] in place; see `rotate_queries`."""
+        return rotate_queries(q, cos_sin, positions, interleaved)
 
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """silu(first half) * second half of the rows of gate_up [T, 2I]; see `silu_gate`."""

@@ -85,6 +85,27 @@ def test_the_default_rule_splits_weights_and_kv_over_the_ranks():
     assert capacity.bytes_per_token == 327_680 // 4
 
 
+@pytest.mark.parametrize(
+    "name,tp,layers,parameters,num_blocks",
+    [
+        ("deepseek-v2-lite", 1, 27, 15_706_484_224, 52_515),
+        ("deepseek-v2", 8, 60, 235_741_434_880, 17_410),
+        ("deepseek-v3", 16, 61, 671_026_419_200, 11_578),
+    ],
+)
+def test_models_that_cache_latents_hold_one_of_576_elements_a_token_on_every_rank(
+    name, tp, layers, parameters, num_blocks
+):
+    gpu = lookup_gpu("h200")
+    capacity = default_capacity(lookup(name), gpu, tp=tp, block_size=64)
+    token = layers * (512 + 64) * 2  # neither times 2 nor divided by tp
+    budget = Fraction(92, 100) * gpu.total_bytes - 2 * parameters // tp - 2 * GIB
+    assert capacity.bytes_per_token == token
+    assert capacity.num_blocks == budget // (64 * token) == num_blocks
+    assert capacity.terms["weights_bytes"] == 2 * parameters // tp
+    assert default_capacity(lookup(name), gpu, tp=tp, block_size=64, kv_dtype="fp8").bytes_per_token == token // 2
+
+
 def test_the_weights_may_be_given():
     given_bytes = default_capacity(LLAMA, A100, weights_bytes=16_060_522_496)
     assert given_bytes == default_capacity(LLAMA, A100)

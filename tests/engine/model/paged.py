@@ -8,6 +8,7 @@ import torch
 
 from engine.attention import AttentionLayer, AttentionMetadata, allocate_kv_caches, get_backend
 from engine.model import Architecture, Decoder, Ops, Weights
+from engine.model.latent_projections import up_projections
 
 CPU = torch.device("cpu")
 
@@ -23,16 +24,19 @@ class PagedKV:
         block_size: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
+        weights: Weights | None = None,
     ) -> None:
+        """`weights`: of a model that caches latents."""
         kind = get_backend(backend)
         self.builder = kind.get_builder_cls()(block_size, device)
         self._layers = []
+        up = [{"up": one} for one in up_projections(a, weights)] if weights and a.latent else [{}] * a.num_layers
         for layer in range(a.num_layers):
             config = a.layer_config(layer)
             (cache,) = allocate_kv_caches(
                 kind, config, num_layers=1, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
             )
-            self._layers.append(AttentionLayer(kind, config, cache.fill_(torch.nan)))
+            self._layers.append(AttentionLayer(kind, config, cache.fill_(torch.nan), **up[layer]))
 
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         attention = self._layers[layer]
@@ -59,7 +63,7 @@ class Runner:
         sizes = [-(-len(tokens) // block_size) for tokens in sequences]
         ids = Random(seed).sample(range(1, sum(sizes) + 4), sum(sizes))
         self.device = weights.embedding.device
-        self.kv = PagedKV(a, backend, sum(sizes) + 4, block_size, device=self.device)
+        self.kv = PagedKV(a, backend, sum(sizes) + 4, block_size, device=self.device, weights=weights)
         self.tables = [[ids.pop() for _ in range(size)] for size in sizes]
         self.sequences = sequences
         self.done = [0] * len(sequences)

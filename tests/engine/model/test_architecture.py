@@ -32,6 +32,26 @@ OPT = {
     "max_position_embeddings": 128,
     "vocab_size": 100,
 }
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "max_position_embeddings": 128,
+    "vocab_size": 100,
+    "torch_dtype": "bfloat16",
+}
+LITE = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096, "type": "yarn"}  # fmt: skip
+"""Rope of DeepSeek-V2-Lite."""
 
 
 def test_llama_as_it_is_published():
@@ -53,6 +73,38 @@ def test_what_the_other_families_add():
     assert (opt.norm, opt.activation, opt.gated, opt.rope, opt.position_offset) == ("layer", "relu", False, None, 2)
     assert (opt.attention_bias, opt.output_bias, opt.mlp_bias, opt.tie_embeddings) == (True,) * 4
     assert opt.num_kv_heads == opt.num_heads
+
+
+def test_latent_attention_keeps_one_latent_for_all_heads():
+    a = architecture_of(DEEPSEEK, "here")
+    assert (a.latent.size, a.latent.head_size, a.latent.interleaved, a.rotary_size) == (40, 24, True, 8)
+    assert (a.kv_elements, a.qkv_size, a.attention_size, a.windows) == (40, 48 + 40, 48, (0, 0, 0))
+    config = a.layer_config(0)
+    assert (config.num_heads, config.num_kv_heads, config.head_size, config.kv_lora_rank) == (4, 1, 40, 32)
+    assert config.scale == pytest.approx(24**-0.5)
+    one_step = architecture_of({**DEEPSEEK, "q_lora_rank": None, "rope_interleave": False}, "here")
+    assert (one_step.qkv_size, one_step.latent.interleaved) == (4 * 24 + 40, False)
+    second = architecture_of({**DEEPSEEK, "model_type": "deepseek_v2", "rope_interleave": False}, "here")
+    assert second.latent.interleaved, "transformers' DeepSeek-V2 does not look at the key"
+    llama = architecture_of(LLAMA, "here")
+    assert (llama.latent, llama.kv_elements, llama.attention_size) == (None, 2 * 2 * 16, 64)
+
+
+def test_the_scale_of_deepseek_grows_with_the_stretch_of_its_context():
+    """V2-Lite: 192 elements a query, mscale_all_dim 0.707, factor 40; cos and sin keep their size."""
+    a = architecture_of({**DEEPSEEK, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_scaling": LITE}, "here")
+    assert a.latent.scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * math.log(40) + 1) ** 2)
+    assert (a.rope.scaling, a.rope.magnitude) == ("yarn", 1.0)
+    no_dims = architecture_of({**DEEPSEEK, "rope_scaling": {**LITE, "mscale_all_dim": 0}}, "here")
+    assert no_dims.latent.scale == pytest.approx(24**-0.5)
+    assert no_dims.rope.magnitude == pytest.approx(0.1 * math.log(40) + 1)
+
+
+@pytest.mark.parametrize("change", [{"first_k_dense_replace": 3}, {"n_routed_experts": None}, {"topk_group": 4}])
+def test_keys_of_experts_say_nothing_where_there_are_none(change):
+    without = {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
+    a = architecture_of({**DEEPSEEK, "n_routed_experts": 256, **change}, "here")
+    assert a == architecture_of({**without, "n_routed_experts": None, "n_group": 8, "moe_layer_freq": 1}, "here")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +143,7 @@ def test_what_a_layer_asks_of_attention():
     "config,message",
     [
         ({**LLAMA, "model_type": "llamma"}, r"unknown architecture \(model_type\) 'llamma'; did you mean llama\?"),
-        ({"hidden_size": 64}, "unknown architecture .*'None'; known: llama, mistral, opt, qwen2, qwen3"),
+        ({"hidden_size": 64}, "unknown architecture .*'None'; known: deepseek_v2, .*, llama, mistral, opt, qwen2"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act='gelu' is not done here; expected 'silu'"),
         ({**LLAMA, "num_local_experts": 8}, "num_local_experts=8"),
         ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, "quantization_config="),
@@ -113,7 +165,13 @@ def test_what_a_layer_asks_of_attention():
         ({**LLAMA, "torch_dtype": "float8_e4m3fn"}, "weights of type 'fp8_e4m3' are not loaded here"),
         ({**LLAMA, "rms_norm_eps": -1.0}, "as rms_norm_eps, got -1.0"),
         ({**LLAMA, "eos_token_id": "</s>"}, "as eos_token_id, got '</s>'"),
-        ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not done here"),
+        ({**LLAMA, "rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not done here"),
+        ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' without original_max_position_"),
+        ({**LLAMA, "rope_scaling": {**LITE, "beta_fast": 1}}, "rope type 'yarn': expected beta_fast above 1.0, got"),
+        ({**LLAMA, "rope_theta": 1.0, "rope_scaling": LITE}, "rope type 'yarn': expected rope_theta above 1.0, got"),
+        ({**LLAMA, "rope_scaling": {**LITE, "mscale": -1.0}}, "expected a positive number as mscale, got -1.0"),
+        ({**LLAMA, "rope_scaling": {**LITE, "truncate": 1}}, "expected true or false as truncate, got 1"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "linear' with mscale=1.0"),
         ({**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope type 'dynamic'"),
         ({**LLAMA, "rope_scaling": {"rope_type": "linear"}}, "rope type 'linear' without .*factor"),
         ({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor, got 0"),
@@ -121,6 +179,19 @@ def test_what_a_layer_asks_of_attention():
         ({**LLAMA, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "without low_freq_factor, high_freq"),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention="),
+        (
+            {**DEEPSEEK, "first_k_dense_replace": 1, "n_routed_experts": 64},
+            "first_k_dense_replace=1 with n_routed_experts=64: layers 1 to 2 are mixtures of experts.*at least num_",
+        ),
+        ({**DEEPSEEK, "num_hidden_layers": 9, "first_k_dense_replace": None}, "first_k_dense_replace=3 with .*default"),
+        ({**DEEPSEEK, "first_k_dense_replace": True}, "whole number of layers as first_k_dense_replace, got True"),
+        ({**DEEPSEEK, "kv_lora_rank": None}, "model_type 'deepseek_v3' needs kv_lora_rank"),
+        ({key: value for key, value in DEEPSEEK.items() if key != "q_lora_rank"}, "q_lora_rank is absent"),
+        ({**DEEPSEEK, "num_key_value_heads": 2}, "num_key_value_heads=2 .* num_attention_heads=4"),
+        ({**DEEPSEEK, "q_lora_rank": None, "attention_bias": True}, "attention_bias=True without q_lora_rank"),
+        ({**DEEPSEEK, "qk_rope_head_dim": 7}, "qk_rope_head_dim=7 must be even"),
+        ({**DEEPSEEK, "rope_interleave": "yes"}, "expected true or false as rope_interleave, got 'yes'"),
+        ({**DEEPSEEK, "mlp_bias": True}, "mlp_bias=True"),
         ({**OPT, "do_layer_norm_before": False}, "do_layer_norm_before=False is not done here; expected True"),
         ({**OPT, "word_embed_proj_dim": 32}, "word_embed_proj_dim=32 .*expected hidden_size=64"),
         ({**OPT, "activation_function": "gelu"}, "activation_function='gelu'"),
@@ -143,6 +214,10 @@ def test_keys_that_say_nothing_about_the_computation_are_let_through():
 def test_every_dense_model_of_the_catalogue_is_known_and_others_are_refused(name):
     _, config = catalogue.entry(name)
     shape = catalogue.lookup(name)
+    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
+        with pytest.raises(ValueError, match=f"{name}: first_k_dense_replace=.* are mixtures of experts"):
+            architecture_of(config, name)
+        return
     if config["model_type"] not in ("llama", "mistral", "opt", "qwen2", "qwen3"):
         with pytest.raises(ValueError, match=f"{name}: unknown architecture"):
             architecture_of(config, name)
@@ -161,6 +236,20 @@ def test_frequencies_of_llama3_are_kept_where_waves_are_short_and_divided_where_
     between = (waves >= 8192 / 4) & (waves <= 8192)
     assert 0 < between.sum() < len(waves)
     assert ((plain[between] / 8 <= stretched[between]) & (stretched[between] <= plain[between])).all()
+
+
+def test_frequencies_of_yarn_are_kept_for_pairs_that_turn_often_and_divided_for_those_that_do_not():
+    rope = Rope(10_000.0, "yarn", 40.0, original_length=4096)
+    plain, stretched = Rope().frequencies(64), rope.frequencies(64)
+    turns = 4096 * plain / (2 * math.pi)
+    torch.testing.assert_close(stretched[turns > 2 * 32], plain[turns > 2 * 32])
+    torch.testing.assert_close(stretched[turns < 0.5], plain[turns < 0.5] / 40)
+    ratio = stretched / plain
+    assert (ratio.diff() <= 1e-6).all()
+    between = (ratio < 0.999) & (ratio > 1 / 39)
+    assert between.sum() > 5
+    ramp = (1 - ratio[between]) / (1 - 1 / 40)
+    torch.testing.assert_close(ramp.diff(), ramp.diff()[:1].expand(len(ramp) - 1), rtol=1e-4, atol=0)
 
 
 def test_the_table_of_angles_is_cos_then_sin_of_position_times_frequency():

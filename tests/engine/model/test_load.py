@@ -13,7 +13,7 @@ from engine.model import architecture_of, load_model
 from engine.model.names import hugging_face_names
 from engine.model.stored import load_weights
 from tests.engine.model.damage import CONFIG, named, same, save_folder, weights_of
-from tests.engine.model.test_architecture import OPT, QWEN3
+from tests.engine.model.test_architecture import DEEPSEEK, OPT, QWEN3
 
 NAMES = sorted(named(CONFIG, weights_of(CONFIG)))
 MANY = settings(
@@ -27,7 +27,7 @@ def whole(tmp_path_factory):
     return (save_folder(tmp_path_factory.mktemp("whole")) / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "attention_bias": True, "mlp_bias": True}, QWEN3, OPT])
+@pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "attention_bias": True, "mlp_bias": True}, QWEN3, DEEPSEEK, OPT])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_what_was_saved_is_loaded_bit_by_bit(config, shards, tmp_path):
     save_folder(tmp_path, config, shards=shards)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.attention import get_backend
+from engine.attention import BACKENDS, get_backend
 from engine.model import Decoder, TorchOps, load_model
 from engine.model.kernels.triton_ops import TritonOps
 from tests.engine.model.paged import PagedKV, Runner
@@ -17,6 +17,11 @@ TOLERANCE = 1e-4
 
 WAYS = {"torch": (TorchOps, "reference"), "triton": (TritonOps, "triton")}
 """Small operations and the attention backend that they run with."""
+LATENT_BACKENDS = {
+    way: next((name for name, one in BACKENDS.items() if name.startswith(backend) and one.capabilities().mla), None)
+    for way, (_, backend) in WAYS.items()
+}
+"""The same for models that cache latents; None: the registry has none, and the specification takes its place."""
 DEVICES = {"torch": "cpu", "triton": "cuda" if os.environ.get("PAGELAB_GPU") == "1" else "cpu"}
 """Triton's kernels run in the interpreter, or on the device where they are compiled."""
 LENGTHS = {"torch": (23, 15, 13), "triton": (14, 10)}
@@ -24,7 +29,7 @@ CHUNKS = {
     "torch": [{0: 5}, {0: 6, 1: 9}, {0: 1, 1: 3, 2: 2}, {0: 1, 1: 1, 2: 9}, {0: 1, 1: 1, 2: 1}, {1: 1, 2: 1}, {0: 9}],
     "triton": [{0: 6}, {0: 5, 1: 4}, {0: 1, 1: 5}, {0: 1, 1: 1}, {0: 1}],
 }
-INTERPRETED = ("llama-biases-wide-heads-tied", "mistral-window", "qwen3", "opt")
+INTERPRETED = ("llama-biases-wide-heads-tied", "mistral-window", "qwen3", "opt", "deepseek-v2", "deepseek-v3")
 """The interpreter is slow: what differs in the small operations or in attention, not what only differs in a table."""
 CASES = [(name, way) for name in CONFIGS for way in WAYS if way == "torch" or name in INTERPRETED]
 
@@ -47,6 +52,8 @@ def saved(tmp_path_factory):
 
 def runner_of(way, loaded, sequences, **options):
     ops, backend = WAYS[way]
+    if loaded.architecture.latent is not None:
+        backend = LATENT_BACKENDS[way] or LATENT_BACKENDS["torch"]
     reason = get_backend(backend).unavailable_because()
     if reason:
         pytest.skip(reason)
@@ -54,10 +61,10 @@ def runner_of(way, loaded, sequences, **options):
 
 
 def furthest(got, model, sequences):
-    """The largest difference of any logit."""
+    """The largest difference of any logit; NaN if any is."""
     expected = [logits_of(model, tokens) for tokens in sequences]
     assert min(logits.std() for logits in expected) > 0.3, "logits too small for the tolerance to mean anything"
-    return max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True))
+    return float(torch.stack([(a - b).abs().max() for a, b in zip(got, expected, strict=True)]).max())
 
 
 @pytest.mark.parametrize("name,way", CASES)
@@ -87,6 +94,13 @@ def test_chunks_and_decodes_over_shuffled_blocks_give_their_logits(name, way, sa
         ("mistral-window", lambda a: {"windows": (7, 8)}),
         ("qwen2-window-above", lambda a: {"windows": (5, 0)}),
         ("qwen3-window-by-layer", lambda a: {"windows": (7, 0)}),
+        ("llama-rope-yarn", lambda a: {"rope": replace(a.rope, magnitude=1.0)}),
+        ("llama-rope-yarn", lambda a: {"rope": replace(a.rope, truncate=False)}),
+        ("llama-rope-yarn", lambda a: {"rope": replace(a.rope, beta_slow=0.1)}),
+        ("deepseek-v3", lambda a: {"latent": replace(a.latent, scale=24**-0.5)}),
+        ("deepseek-v3", lambda a: {"latent": replace(a.latent, interleaved=False)}),
+        ("deepseek-v3", lambda a: {"rope": replace(a.rope, magnitude=1.0)}),
+        ("deepseek-v3-biases-halves", lambda a: {"latent": replace(a.latent, interleaved=True)}),
         ("opt", lambda a: {"position_offset": 1}),
         ("opt", lambda a: {"norm_eps": 1e-3}),
     ],

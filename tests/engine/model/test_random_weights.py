@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from engine.core import catalogue
+from engine.core.model_shape import read_model_shape
 from engine.core.parameters import num_parameters
 from engine.model import architecture_of, load_model, random_weights
-from tests.engine.model.test_architecture import LLAMA, OPT
+from tests.engine.model.test_architecture import DEEPSEEK, LLAMA, OPT
 
 DENSE = [
     name
@@ -24,7 +25,23 @@ def test_a_catalogue_model_has_as_many_parameters_as_are_counted_without_it(name
     assert (model.provenance.kind, model.provenance.seed, model.tokenizer) == ("random", 0, None)
 
 
-@pytest.mark.parametrize("config", [LLAMA, OPT], ids=["llama", "opt"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"q_lora_rank": None, "tie_word_embeddings": True},
+        {"attention_bias": True, "n_routed_experts": 256, "first_k_dense_replace": 5},
+        {"model_type": "deepseek_v2", "mlp_bias": True, "n_routed_experts": None, "first_k_dense_replace": 0},
+    ],
+    ids=str,
+)
+def test_latent_attention_has_as_many_parameters_as_are_counted_without_it(change):
+    config = {**DEEPSEEK, **change}
+    weights = random_weights(architecture_of(config, "here"), seed=0, device="meta")
+    assert weights.num_parameters == num_parameters(read_model_shape(config))
+
+
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK, OPT], ids=["llama", "deepseek", "opt"])
 def test_equal_seeds_give_equal_weights_and_others_do_not(config):
     a = architecture_of(config, "here")
     once, again, other = (random_weights(a, seed=seed, dtype=torch.float32) for seed in (1, 1, 2))

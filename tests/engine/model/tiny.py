@@ -23,6 +23,28 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 1,
+    "beta_slow": 0.25,
+}
+_DEEPSEEK = {
+    **_SIZES,
+    "intermediate_size": 80,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+}
+LATENT = ("deepseek-v2", "deepseek-v2-plain-rope", "deepseek-v3", "deepseek-v3-biases-halves", "deepseek-v3-one-step")
+"""Those that cache latents."""
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _GATED),
     "llama-biases-wide-heads-tied": (
@@ -34,6 +56,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {**_GATED, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}},
     ),
+    "llama-rope-yarn": ("Llama", {**_GATED, "rope_parameters": _YARN}),
     "mistral-window": ("Mistral", {**_GATED, "head_dim": 8, "sliding_window": 7}),
     "mistral-no-window": ("Mistral", {**_GATED, "head_dim": 8, "sliding_window": None}),
     "qwen2": ("Qwen2", {**_GATED, "head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1}),
@@ -52,6 +75,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "deepseek-v2": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "mlp_bias": True}),
+    "deepseek-v2-plain-rope": (
+        "DeepseekV2",
+        {**_DEEPSEEK, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 1e-3},
+    ),
+    "deepseek-v3": ("DeepseekV3", _DEEPSEEK),
+    "deepseek-v3-biases-halves": ("DeepseekV3", {**_DEEPSEEK, "attention_bias": True, "rope_interleave": False}),
+    "deepseek-v3-one-step": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": None, "tie_word_embeddings": True}),
     "opt": ("OPT", {**_SIZES, "ffn_dim": 80}),
     "opt-untied": ("OPT", {**_SIZES, "ffn_dim": 80, "tie_word_embeddings": False}),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.model.kernels import gate, norm, rotary, sample
+from engine.model.kernels import gate, latents, norm, rotary, sample
 from tests.engine.model.kernels.compiled import ARCHITECTURES, compiled
 
 
@@ -26,12 +26,29 @@ def cases():
         ("write", 32, 32, 80, 16, False, False),
     ):
         yield name, rotary.rotate_kernel, heads, rotary.rotate_options(*sizes, rotates, normalises)
+    yield from latent_cases(floats)
     parts = {"LOGITS": floats, "TEMPERATURE": "*fp32", "SEEDS": "*i64", "POSITIONS": "*i64", "SCORES": "*fp32"}
     parts |= {"IDS": "*i32", "tiles": "i32"}
     options = {"V": 128_256, "TILE": sample.TILE, "APPROXIMATE": True, "num_warps": 4}
     yield "sample", sample.part_kernel, parts, options
     best = {"SCORES": "*fp32", "IDS": "*i32", "OUT": "*i32", "parts": "i32"}
     yield "best", sample.best_kernel, best, {"PARTS": sample.MAX_PARTS, "num_warps": 2}
+
+
+def latent_cases(floats):
+    """Of models that cache latents."""
+    step = {"COS_SIN": "*fp32", "POSITIONS": "*i64"}
+    writes = dict.fromkeys(("DOWN", "KV_NORM", "Q_NORM", "KV_CACHE", "Q_OUT"), floats)
+    writes |= {**step, "SLOTS": "*i64", "eps": "fp32", **dict.fromkeys(("down_t", "kv_b", "kv_t"), "i32")}
+    for name, *sizes in (
+        ("write latents", 1536, 512, 64, 1536, 64, True),
+        ("write latents, queries in one step", 3072, 512, 64, 0, 16, True),
+        ("write latents, halves", 1536, 512, 64, 1536, 24, False),
+    ):
+        yield name, latents.write_latents_kernel, writes, latents.write_options(*sizes)
+    turns = {"QUERIES": floats, **step, "q_t": "i32"}
+    for name, interleaved in (("rotate queries", True), ("rotate queries, halves", False)):
+        yield name, latents.rotate_queries_kernel, turns, latents.rotate_options(128, 192, 64, interleaved)
 
 
 @pytest.fixture(scope="module")
