@@ -167,6 +167,17 @@ def _shared_prefix(block_size: int, seed: int) -> list[Shape]:
     return [shared_decode(*sizes, block_size) for sizes in (*SHARED_RATIO, *SHARED_CURVE)]
 
 
+OF_BACKENDS: Final = "backends"
+"""The case that `--backend` means; of nobody's interest without."""
+
+
+def _backends(block_size: int, seed: int) -> list[Shape]:
+    """A decode, a prompt's chunk and a mixed step, on one pool in each layout."""
+    decodes = decode(OF_BACKENDS, GQA, 64, 4096, block_size)
+    steps = [decodes, *_chunk(block_size, seed)[:1], _mixed(block_size, seed)[0]]
+    return [step.with_(case=OF_BACKENDS, layout=layout) for step in steps for layout in LAYOUTS]
+
+
 TWINS: Final = ("pagelab", "pagelab-twin", "pagelab-twin-equal", "peers")
 CASES: Final[dict[str, Case]] = {
     case.name: case
@@ -188,6 +199,7 @@ CASES: Final[dict[str, Case]] = {
             _shared_prefix,
             ("pagelab", "pagelab-shared", "peers"),
         ),
+        Case(OF_BACKENDS, "which attention backends serve one pool, and how fast?", _backends),
         Case("fig18a", "the batches and contexts of Fig 18a", _fig18a, TWINS),
     )
 }

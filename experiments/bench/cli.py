@@ -26,6 +26,7 @@ def kernel(
     dtype: str = "bfloat16",
     block_size: Whole = 16,
     peer: Annotated[tuple[str, ...], Several] = (),
+    backend: Annotated[tuple[str, ...], Several] = (),
     fa3_library: Annotated[Path | None, Parameter(env_var="PAGELAB_FA3_LIBRARY", show_default=False)] = None,
     quick: Annotated[bool, Switch] = False,
     sweep: Annotated[bool, Switch] = False,
@@ -43,13 +44,16 @@ def kernel(
     Parameters
     ----------
     case
-        decode ragged prefill chunk mixed write copy layouts block-size table-order twin fig18a shared-prefix [all].
+        decode ragged prefill chunk mixed write copy layouts block-size table-order twin fig18a shared-prefix [all], or
+        backends [with --backend].
     dtype
         bfloat16 or float16.
     block_size
         Tokens of a block, where the case does not vary it.
     peer
-        torch, fa3, flashinfer, vllm [all]; one that cannot be imported is named.
+        torch, fa3, flashinfer, vllm [all; with --backend none]; one that cannot be imported is named.
+    backend
+        Attention backends through their interface, on one pool: all, or names with commas (see pagelab backends).
     fa3_library
         FlashAttention-3 extension library (.so) of vLLM [an installed package].
     quick
@@ -68,7 +72,8 @@ def kernel(
     from experiments.bench.session import Wanted
     from experiments.bench.verb import kernel_verb
 
-    wanted = Wanted(case, dtype, block_size, peer or tuple(PEERS), fa3_library, quick, sweep, seed)
+    peers = peer or (() if backend else tuple(PEERS))
+    wanted = Wanted(case, dtype, block_size, peers, fa3_library, quick, sweep, seed, backend)
     return kernel_verb(wanted, argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
 
 

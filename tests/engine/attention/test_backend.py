@@ -46,6 +46,10 @@ def test_every_backend_keeps_the_interface(name):
         ("reference-pallas", (7, 16, 8, 128), (7, 16, 16, 128)),
         ("reference-mla", (7, 16, 1, 576), (7, 16, 576)),
         ("reference-flash-mla", (7, 64, 1, 576), (7, 64, 576)),
+        ("flashinfer", (7, 16, 8, 128), (7, 2, 16, 8, 128)),
+        ("flash-attn-3", (7, 16, 8, 128), (2, 7, 16, 8, 128)),
+        ("flash-attn-2", (7, 256, 8, 128), (2, 7, 256, 8, 128)),
+        ("flash-mla", (7, 64, 1, 576), (7, 64, 576)),
     ],
 )
 def test_shapes_are_those_of_the_chapter(name, arguments, shape):
@@ -72,9 +76,15 @@ def test_the_capability_table_says_what_each_can_do():
     assert rows["triton"]["block_sizes"] == "any size"
     assert rows["triton"]["layouts"] == "(2, NB, BS, KH, D) (NB, 2, BS, KH, D) (NB, BS, 2*KH, D)"
     assert rows["triton"]["dtypes"] == "float16 bfloat16 float32"
-    assert {name for name, row in rows.items() if row["mla"] == "yes"} == {"reference-mla", "reference-flash-mla"}
+    latents = {"reference-mla", "reference-flash-mla", "flash-mla"}
+    assert {name for name, row in rows.items() if row["mla"] == "yes"} == latents
     assert rows["reference-flash-mla"]["default_block_size"] == "64"
-    assert {name for name, row in rows.items() if row["sliding_window"] == "no"} == {"reference-flash-mla"}
+    assert {name for name, row in rows.items() if row["sliding_window"] == "no"} == {"reference-flash-mla", "flash-mla"}
+    assert rows["flash-attn-3"]["archs"] == "compute capability 9.0 up to below 10.0"
+    assert rows["flash-attn-2"]["block_sizes"] == "a multiple of 256"
+    assert rows["flashinfer"]["layouts"].startswith("(NB, 2, BS, KH, D) ")
+    assert rows["flashinfer"]["dtypes"] == "float16 bfloat16"
+    assert {name for name, row in rows.items() if row["graphs"] == "any lengths"} == {"triton"}
 
 
 @pytest.mark.parametrize(
