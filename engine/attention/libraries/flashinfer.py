@@ -48,6 +48,11 @@ def pages_of(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int)
     return Pages(indptr, block_table[used].contiguous(), last)
 
 
+def capturing(tensor: torch.Tensor) -> bool:
+    """Whether commands on a tensor's device go into a CUDA graph now."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 class Planner:
     """A wrapper, and which plan it holds: a later step's replaces it."""
 
@@ -92,7 +97,7 @@ class FlashInferImpl(LibraryImpl):
         key = "flashinfer", self.config, query.dtype, k.shape[1]
         plan: Plan | None = step.plans.get(key)
         if plan is None or plan.planner.holds is not plan:
-            if torch.cuda.is_current_stream_capturing():
+            if capturing(query):
                 raise AttentionInputError(
                     "flashinfer: expected a step that was planned before the capture of a CUDA graph (call it once "
                     "outside), got a new one: its plan is made on the host"
