@@ -24,13 +24,13 @@ class Archs:
         found = torch.cuda.get_device_capability()
         if self.least <= found and (self.below is None or found < self.below):
             return ""
-        return f"needs {self}, this device has {found[0]}.{found[1]}"
+        return f"needs compute capability {self}, this device has {found[0]}.{found[1]}"
 
     def __str__(self) -> str:
         if self.least is None:
             return "any device"
-        lowest = f"compute capability {self.least[0]}.{self.least[1]}"
-        return f"{lowest} up to below {self.below[0]}.{self.below[1]}" if self.below else f"{lowest} or above"
+        lowest = f"{self.least[0]}.{self.least[1]}"
+        return f"{lowest} to below {self.below[0]}.{self.below[1]}" if self.below else f"{lowest} or above"
 
 
 ANY_DEVICE = Archs()

@@ -3,22 +3,26 @@
     python -m tests.engine.attention.libraries.gpu_libraries OUT [--compile] [--limit SECONDS]
 
 PAGELAB_FA3_LIBRARY and PAGELAB_FLASH_MLA_LIBRARY name extension libraries, as for the backends. Writes into the folder
-OUT: `tests.txt`, what the tests say; `measured/`, the rows of `bench kernel --backend all`. `--compile`: also the tests
-for which FlashInfer compiles a module. Exit code 0 if everything is right, 6 without a device.
+OUT: `tests.txt`, what the tests say; `measured/`, the rows of `bench kernel --backend all`; `one_pool.*`, the study
+one-pool-many-kernels with those times, where the command line's packages are. `--compile`: also the tests for which
+FlashInfer compiles a module. Exit code 0 if everything is right, 6 without a device.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from experiments.bench import kernel_main
 
+STUDY = "one-pool-many-kernels"
 TESTS = "tests/engine/attention/libraries/test_gpu_libraries.py"
 
 
@@ -31,9 +35,21 @@ def main(argv: Sequence[str]) -> int:
     words.out.mkdir(parents=True, exist_ok=True)
     right = tested(words.out / "tests.txt", "not slow", words.limit)
     code = kernel_main.main(["--backend", "all", "--output-dir", str(words.out / "measured")])
+    if code != 6 and find_spec("cyclopts"):
+        right &= studied(words.out)
     if words.compile and code != 6:
         right &= tested(words.out / "compiled.txt", "slow", words.limit)
     return code or int(not right)
+
+
+def studied(out: Path) -> bool:
+    """Whether the study's claims hold on this device; its JSON, figure and numbers go flat into `out`."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "experiments.cli", "reproduce", STUDY, "--kernels", str(out / "measured")]
+        done = subprocess.run([*command, "--out", folder], check=False, timeout=120)
+        for found in (*Path(folder).glob("*.json"), *Path(folder).glob("figures/*")):
+            shutil.copy(found, out / f"one_pool{found.suffix}")
+    return done.returncode == 0
 
 
 def tested(log: Path, marks: str, limit_s: int) -> bool:
