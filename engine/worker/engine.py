@@ -190,9 +190,14 @@ class Engine:
         decoder = Decoder(
             shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
-        graphs = self.config.graphs and self.device.type == "cuda"
         sharing = self._sharing(allocator, kernel)
-        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=graphs, sharing=sharing, **options)
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self.graphs, sharing=sharing, **options)
+
+    @property
+    def graphs(self) -> bool:
+        """Whether steps are CUDA graphs: wanted, and of an attention backend whose calls then serve later lengths."""
+        able = self.backend.capabilities().graphs == "any lengths"
+        return self.config.graphs and self.device.type == "cuda" and able
 
     def _sharing(self, allocator: Any, kernel: Kernel) -> SharingRule | None:
         """When shared prefixes are used; None: never."""
@@ -226,7 +231,7 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
-            "graphs": self.config.graphs and self.device.type == "cuda",
+            "graphs": self.graphs,
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from experiments.bench import kernel_main
 
 STUDY = "one-pool-many-kernels"
-TESTS = "tests/engine/attention/libraries/test_gpu_libraries.py"
+TESTS = ("tests/engine/attention/libraries/test_gpu_libraries.py", "tests/engine/worker/test_gpu_engine_libraries.py")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def tested(log: Path, marks: str, limit_s: int) -> bool:
     """Whether the tests pass in a process that compiles."""
     side_by_side = ["-n", "6"] if find_spec("xdist") and marks != "slow" else []
     options = ["-q", "-rs", "-p", "no:cacheprovider", "-m", marks, *side_by_side]
-    command = [sys.executable, "-m", "pytest", *options, TESTS]
+    command = [sys.executable, "-m", "pytest", *options, *TESTS]
     with log.open("w", encoding="utf-8") as file:
         try:
             done = subprocess.run(
