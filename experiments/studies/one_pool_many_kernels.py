@@ -189,7 +189,8 @@ def _times(rows: pd.DataFrame, ax: Axes) -> pd.DataFrame:
     base = rows[rows["peer"] == BASE].set_index(keys)["median_s"]
     rows = rows.join(base.rename("base_s"), on=keys).dropna(subset=["base_s"])
     rows["log"] = np.log(rows["median_s"] / rows["base_s"])
-    means = np.exp(rows.groupby(["backend", "layout"])["log"].mean()).rename("time_over_triton").reset_index()
+    logs: pd.Series[float] = rows.groupby(["backend", "layout"])["log"].mean()
+    means: pd.DataFrame = logs.map(np.exp).rename("time_over_triton").reset_index()
     names = list(dict.fromkeys(rows["backend"]))
     looks = zip(LAYOUTS, "osD", ("#0072B2", "#D55E00", "#CC79A7"), (-0.15, 0, 0.15), strict=True)
     for layout, marker, colour, shift in looks:

@@ -20,7 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from experiments import exits
 from experiments.bench import kernel_main
+from experiments.bench.machine import why_no_device
 
 STUDY = "one-pool-many-kernels"
 TESTS = ("tests/engine/attention/libraries/test_gpu_libraries.py", "tests/engine/worker/test_gpu_engine_libraries.py")
@@ -32,12 +34,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--limit", type=int, default=300)
     words = parser.parse_args(argv)
+    if missing := why_no_device():
+        print(missing)  # noqa: T201
+        return exits.NO_DEVICE
     words.out.mkdir(parents=True, exist_ok=True)
     right = tested(words.out / "tests.txt", "not slow", words.limit)
     code = kernel_main.main(["--backend", "all", "--output-dir", str(words.out / "measured")])
-    if code != 6 and find_spec("cyclopts"):
+    if find_spec("cyclopts"):
         right &= studied(words.out)
-    if words.compile and code != 6:
+    if words.compile:
         right &= tested(words.out / "compiled.txt", "slow", words.limit)
     return code or int(not right)
 

@@ -172,7 +172,7 @@ def test_flash_mla_reads_the_latents_as_the_specification_does(num_heads):
     lengths = [1, 63, 64, 65, 4000]
     counts = [-(-length // 64) for length in lengths]
     generator = torch.Generator("cuda").manual_seed(0)
-    cache = torch.randn(sum(counts) + 2, 64, 576, generator=generator, device="cuda").bfloat16()
+    cache = torch.randn(sum(counts) + 8192, 64, 576, generator=generator, device="cuda").bfloat16()
     ids = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).tolist()
     tables = [[ids.pop() for _ in range(count)] for count in counts]
     step = backend.get_builder_cls()(64, torch.device("cuda")).build([1] * 5, lengths, tables)
@@ -185,6 +185,6 @@ def test_flash_mla_reads_the_latents_as_the_specification_does(num_heads):
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     out = layer.attend(q, cache, step)
-    assert torch.cuda.max_memory_allocated() - held < 64 * 2**20
+    assert torch.cuda.max_memory_allocated() - held < cache.nbytes // 6
     error = (out.float() - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
     assert float(error.max()) <= BOUND
