@@ -8,9 +8,9 @@ from engine.attention import BACKENDS, AttentionInputError, get_backend, resolve
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_unset_means_sixteen_except_for_flash_mla(name):
+def test_unset_means_sixteen_except_where_a_library_takes_only_larger_blocks(name):
     value, reason = resolve_block_size(get_backend(name), None, 4096, 128)
-    assert value == (64 if name == "reference-flash-mla" else 16)
+    assert value == {"reference-flash-mla": 64, "flash-mla": 64, "flash-attn-2": 256}.get(name, 16)
     assert reason == f"default of {name}"
 
 
