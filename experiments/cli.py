@@ -190,6 +190,14 @@ def capacity(
     )
 
 
+@app.command
+def backends(*, json: Json = False) -> int:
+    """What each attention backend can do, and whether it can run here."""
+    from experiments.backends_verb import backends_verb
+
+    return backends_verb(as_json=json)
+
+
 @app.command(name="check-allocator")
 def check_allocator(name: str, *, seeds: Whole = 20, actions: Whole = 60, json: Json = False) -> int:
     """Run the allocator contract on an allocator: a name, or package.module:Class.

@@ -34,7 +34,8 @@ def reproduce(
         waste_vs_variance, concurrency, alignment, table-bytes, online_softmax, fig18a, kernel-block-size,
         shared-prefix-decode, fig18b, caching-allocator, engine-compare, mooncake-hit-rate, gate-storm,
         watermark, prefix-cache-overhead, virtual-page-size, allocator-load, reservation-placement,
-        prefill-budget, victim-policy, kv-capacity, capacity-search, block-size-engine, sim_vs_gpu, or all.
+        prefill-budget, victim-policy, kv-capacity, capacity-search, block-size-engine, one-pool-many-kernels,
+        sim_vs_gpu, or all.
     quick
         Fewer seeds and wider tolerances.
     lengths

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from engine.attention.archs import ANY_DEVICE, Archs, Graphs
 from engine.attention.checks import AttentionInputError, check_count, check_heads, check_scale, short
 from engine.attention.layouts import KVLayout
 
@@ -61,6 +62,8 @@ class Capabilities:
     soft_cap: bool = True
     mixed_batches: bool = True
     """Decodes and chunks of prompts in one call."""
+    archs: Archs = ANY_DEVICE
+    graphs: Graphs = "no"
     shared_prefixes: bool = False
     """Takes what rows of a decode have in common once for all of them (`AttentionMetadata.shared`)."""
 

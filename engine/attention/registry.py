@@ -6,6 +6,9 @@ from types import MappingProxyType
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.checks import short
+from engine.attention.libraries.flash_attention import FlashAttention2Backend, FlashAttention3Backend
+from engine.attention.libraries.flash_mla import FlashMLABackend
+from engine.attention.libraries.flashinfer import FlashInferBackend
 from engine.attention.reference_backends import (
     ReferenceBackend,
     ReferenceFlashAttention,
@@ -30,6 +33,10 @@ BACKENDS: MappingProxyType[str, type[AttentionBackend]] = MappingProxyType(
             ReferenceFlashMLA,
             TritonBackend,
             TritonMLABackend,
+            FlashInferBackend,
+            FlashAttention3Backend,
+            FlashAttention2Backend,
+            FlashMLABackend,
         )
     }
 )
@@ -57,6 +64,8 @@ def _row(backend: type[AttentionBackend]) -> dict[str, str]:
         "head_sizes": str(able.head_sizes),
         "block_sizes": str(able.block_sizes),
         "default_block_size": str(able.default_block_size),
+        "archs": str(able.archs),
+        "graphs": able.graphs,
         "sliding_window": yes[able.sliding_window],
         "soft_cap": yes[able.soft_cap],
         "mla": yes[able.mla],

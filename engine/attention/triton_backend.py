@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.attention.archs import Archs
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, SizeRule
 from engine.attention.builders import MetadataBuilder
 from engine.attention.checks import AttentionInputError, check_caches, check_shape, check_write
@@ -169,6 +170,8 @@ class TritonBackend(AttentionBackend):
             (KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED),
             DTYPES,
             head_sizes=SizeRule(multiple_of=8, maximum=MAX_HEAD_SIZE),
+            archs=Archs(least=(8, 0)),
+            graphs="any lengths",
             shared_prefixes=True,
         )
 

@@ -50,9 +50,9 @@ def backend_of(name: str, device: torch.device, *, latent: bool) -> type[Attenti
 
 
 def never_waits(backend: type[AttentionBackend]) -> bool:
-    """Whether steps with it can be captured in CUDA graphs: the specification looks at lengths, libraries plan on the
-    host; Triton's kernels do neither."""
-    return backend.get_name().startswith(OWN["cuda"])
+    """Whether steps with it can be captured in CUDA graphs, which later steps of other lengths replay: the specification
+    looks at lengths, libraries plan on the host; Triton's kernels do neither."""
+    return backend.capabilities().graphs == "any lengths"
 
 
 def _own(device: torch.device, latent: bool) -> type[AttentionBackend]:

@@ -192,7 +192,7 @@ class Engine:
             shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
         sharing = self._sharing(allocator, kernel)
-        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self._graphs, sharing=sharing, **options)
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self.graphs, sharing=sharing, **options)
 
     def _sharing(self, allocator: Any, kernel: Kernel) -> SharingRule | None:
         """When shared prefixes are used; None: never."""
@@ -204,7 +204,7 @@ class Engine:
         return SharingRule(size, token_bytes, expected=expected)
 
     @property
-    def _graphs(self) -> bool:
+    def graphs(self) -> bool:
         """Whether steps are CUDA graphs."""
         return self.config.graphs and self.device.type == "cuda" and never_waits(self.backend)
 
@@ -233,7 +233,7 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
-            "graphs": self._graphs,
+            "graphs": self.graphs,
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,

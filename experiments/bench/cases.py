@@ -179,6 +179,17 @@ def _mla(block_size: int, seed: int) -> list[Shape]:
     return [latent_decode("mla", *sizes, MLA_BLOCK_SIZE) for sizes in MLA_BATCHES]
 
 
+OF_BACKENDS: Final = "backends"
+"""The case that `--backend` means; of nobody's interest without."""
+
+
+def _backends(block_size: int, seed: int) -> list[Shape]:
+    """A decode, a prompt's chunk and a mixed step, on one pool in each layout."""
+    decodes = decode(OF_BACKENDS, GQA, 64, 4096, block_size)
+    steps = [decodes, *_chunk(block_size, seed)[:1], _mixed(block_size, seed)[0]]
+    return [step.with_(case=OF_BACKENDS, layout=layout) for step in steps for layout in LAYOUTS]
+
+
 TWINS: Final = ("pagelab", "pagelab-twin", "pagelab-twin-equal", "peers")
 CASES: Final[dict[str, Case]] = {
     case.name: case
@@ -201,6 +212,7 @@ CASES: Final[dict[str, Case]] = {
             ("pagelab", "pagelab-shared", "peers"),
         ),
         Case("mla", "decode over latents, one for all query heads, in blocks of 64", _mla),
+        Case(OF_BACKENDS, "which attention backends serve one pool, and how fast?", _backends),
         Case("fig18a", "the batches and contexts of Fig 18a", _fig18a, TWINS),
     )
 }

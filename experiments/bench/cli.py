@@ -9,12 +9,11 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from experiments.bench.engine_flags import EngineFlags
+from experiments.bench.kernel_flags import KernelFlags
 from experiments.flags import Argv, Json, Overwrite
 from experiments.whole import Whole, Wholes
 
 Several = Parameter(negative=(), show_default=False)
-
-Switch = Parameter(negative=(), show_default=False)
 
 bench_app = App(name="bench", help="Measure on a device.", result_action="return_value")
 
@@ -22,14 +21,7 @@ bench_app = App(name="bench", help="Measure on a device.", result_action="return
 @bench_app.command
 def kernel(
     *,
-    case: Annotated[tuple[str, ...], Several] = (),
-    dtype: str = "bfloat16",
-    block_size: Whole = 16,
-    peer: Annotated[tuple[str, ...], Several] = (),
-    fa3_library: Annotated[Path | None, Parameter(env_var="PAGELAB_FA3_LIBRARY", show_default=False)] = None,
-    quick: Annotated[bool, Switch] = False,
-    sweep: Annotated[bool, Switch] = False,
-    seed: Whole = 0,
+    flags: KernelFlags = KernelFlags(),  # noqa: B008
     output_dir: Annotated[Path | None, Parameter(name=("-o", "--output-dir"))] = None,
     measured_in: Annotated[tuple[Path, ...], Parameter(name="--from", negative=(), show_default=False)] = (),
     overwrite: Overwrite = False,
@@ -42,34 +34,15 @@ def kernel(
 
     Parameters
     ----------
-    case
-        decode ragged prefill chunk mixed write copy layouts block-size table-order twin fig18a shared-prefix [all].
-    dtype
-        bfloat16 or float16.
-    block_size
-        Tokens of a block, where the case does not vary it.
-    peer
-        torch, fa3, flashinfer, vllm [all]; one that cannot be imported is named.
-    fa3_library
-        FlashAttention-3 extension library (.so) of vLLM [an installed package].
-    quick
-        The two smallest shapes of each case.
-    sweep
-        Also every launch configuration of the grid, and the best of each shape.
-    seed
-        Of inputs, tables and ragged lengths.
     output_dir
         Results folder: rows, manifest, figures, report.
     measured_in
         Take the rows from this folder (of experiments.bench.kernel_main, or of this verb) and measure nothing. May be
         given again: measurements of one device, type and seed go together.
     """
-    from experiments.bench.peers import PEERS
-    from experiments.bench.session import Wanted
     from experiments.bench.verb import kernel_verb
 
-    wanted = Wanted(case, dtype, block_size, peer or tuple(PEERS), fa3_library, quick, sweep, seed)
-    return kernel_verb(wanted, argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
+    return kernel_verb(flags.wanted(), argv, output_dir, measured_in, overwrite=overwrite, as_json=json)
 
 
 @bench_app.command

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from experiments import exits
+from experiments.bench.backends import sharing
 from experiments.bench.cases import CASES
 from experiments.bench.peers import PEERS
 from experiments.bench.rows import to_csv
@@ -32,11 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         tuple(words.case or ()),
         words.dtype,
         words.block_size,
-        tuple(words.peer or PEERS),
+        tuple(words.peer or (() if words.backend else PEERS)),
         words.fa3_library,
         words.quick,
         words.sweep,
         words.seed,
+        tuple(words.backend or ()),
     )
     try:
         _need_folder(words.output_dir)
@@ -95,6 +97,7 @@ def report(done: Measured) -> list[str]:
             f"best {best.case} {best.shape} bs {best.block_size} {best.peer}: {best.config} "
             f"{best.median_s * 1e6:.2f} us, heuristic over best {ratio}"
         )
+    lines += sharing(rows)
     lines += [f"not taking part: {missing.name}: {missing.reason}" for missing in done.missing]
     lines += [
         f"{row['status']}: {row['case']} {row['shape']} {row['peer']}: {row['reason']}" for row in wrong_rows(rows)
@@ -117,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--peer", action="append", choices=tuple(PEERS), help="[all]; may be given again")
+    parser.add_argument("--backend", action="append", help="attention backends: all, or names; no peers then")
     parser.add_argument("--fa3-library", type=Path, help="FlashAttention-3 extension library (.so) of vLLM")
     parser.add_argument("--quick", action="store_true", help="the two smallest shapes of each case")
     parser.add_argument("--sweep", action="store_true", help="also every launch configuration of the grid")

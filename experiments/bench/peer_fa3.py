@@ -8,8 +8,7 @@ extension's scheduler metadata is made before the measurement, as serving system
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,105 +20,28 @@ from experiments.bench.shapes import ATTENDS, Kernel
 if TYPE_CHECKING:
     from torch import Tensor
 
-NONE_8 = (None,) * 8
-Forward = Callable[["Arguments", InputSet], Any]
+    from engine.attention.libraries.fa3 import Call, Extension, Package
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """What every form of the call needs."""
+def call_of(problem: Problem, *, paged: bool) -> Call:
+    """The whole problem in one call, with or without its block table."""
+    from engine.attention.libraries.fa3 import Call
 
-    problem: Problem
-    paged: bool
-    max_query_len: int
-    max_seq_len: int
-    starts: Tensor
-    """int32 [rows + 1]: first query of each."""
-    lens: Tensor
-    """int32 [rows]."""
-    block_table: Tensor
-    causal: bool = True
-    metadata: Any = None
-
-    @classmethod
-    def of(cls, problem: Problem, *, paged: bool) -> Arguments:
-        """The whole problem in one call."""
-        longest = max(problem.shape.query_lens), max(problem.shape.seq_lens)
-        return cls(problem, paged, *longest, problem.query_start_loc, problem.seq_lens, problem.block_table)
-
-    def planned(self, api: Extension | Package) -> Arguments:
-        """With its scheduler metadata."""
-        return replace(self, metadata=api.metadata(self))
-
-    def caches(self, one: InputSet) -> tuple[Tensor, Tensor]:
-        """[NB, BS, KH, D] with a table, [S, longest, KH, D] without."""
-        if self.paged:
-            return one.k_cache, one.v_cache
-        return uniform_batch(self.problem, one.k_cache), uniform_batch(self.problem, one.v_cache)
-
-    @property
-    def table(self) -> Tensor | None:
-        """None without paging."""
-        return self.block_table if self.paged else None
+    return Call(
+        problem.query_start_loc,
+        problem.seq_lens,
+        problem.block_table if paged else None,
+        max(problem.shape.query_lens),
+        max(problem.shape.seq_lens),
+        problem.scale,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """The operators that vLLM's extension registers under torch.ops._vllm_fa3_C."""
-
-    ops: Any
-
-    def metadata(self, made: Arguments, head_size: int = 0, value_size: int = 0) -> Any:
-        """Splits and tile order; of K and V of other sizes than the heads', where they are given."""
-        problem, heads = made.problem, made.problem.shape.heads
-        sizes = head_size or heads.head_size, value_size or heads.head_size
-        return self.ops.get_scheduler_metadata(
-            *(len(made.lens), made.max_query_len, made.max_seq_len),
-            *(heads.num_heads, heads.num_kv_heads, *sizes),
-            *(problem.sets[0].q.dtype, made.lens, made.starts, None, None, None, None),
-            *(problem.shape.block_size if made.paged else None, 0, made.causal, -1, -1, False, 0, None, 0),
-        )
-
-    def forward(self, made: Arguments, one: InputSet) -> Any:
-        """Writes `one.out`."""
-        return self.attend(made, one, one.out)
-
-    def attend(self, made: Arguments, one: InputSet, out: Tensor) -> Any:
-        """Output, log-sum-exp [H, T] and what belongs to splits."""
-        problem = made.problem
-        k, v = made.caches(one)
-        return self.ops.fwd(
-            *(one.q, k, v, None, None, None, out, made.starts, None, None, None, made.lens),
-            *(made.max_query_len, made.max_seq_len, made.table, *NONE_8, problem.scale, made.causal, -1, -1, 0.0, True),
-            *(made.metadata, 0, None, 0, None, 1, 0, None),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """flash_attn_interface of the FlashAttention-3 distribution."""
-
-    module: Any
-
-    def metadata(self, made: Arguments) -> Any:
-        """Left to the call: the package's helper changes between releases."""
-        return None
-
-    def forward(self, made: Arguments, one: InputSet) -> Any:
-        """Returns its output, which it allocates."""
-        problem = made.problem
-        k, v = made.caches(one)
-        return self.module.flash_attn_with_kvcache(
-            one.q,
-            k,
-            v,
-            cache_seqlens=made.lens,
-            page_table=made.table,
-            cu_seqlens_q=made.starts,
-            max_seqlen_q=made.max_query_len,
-            softmax_scale=problem.scale,
-            causal=True,
-        )
+def caches_of(problem: Problem, one: InputSet, *, paged: bool) -> tuple[Tensor, Tensor]:
+    """[NB, BS, KH, D] with a table, [S, longest, KH, D] without."""
+    if paged:
+        return one.k_cache, one.v_cache
+    return uniform_batch(problem, one.k_cache), uniform_batch(problem, one.v_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +55,13 @@ class FlashAttention3:
 
     def enter(self, problem: Problem) -> Entry:
         """One call a set; of the package the output is what it returns."""
-        made = Arguments.of(problem, paged=not self.contiguous)
-        made.caches(problem.sets[0])
-        made = made.planned(self.api)
-        calls = each(problem, lambda one: self.api.forward(made, one))
-        return Entry(calls, None if isinstance(self.api, Extension) else lambda out: out)
+        paged, first = not self.contiguous, problem.sets[0]
+        call = self.api.planned(call_of(problem, paged=paged), first.q, caches_of(problem, first, paged=paged)[0])
+
+        def attend(one: InputSet) -> Any:
+            return self.api.attend(call, one.q, *caches_of(problem, one, paged=paged), one.out)
+
+        return Entry(each(problem, attend), lambda returned: returned[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +75,15 @@ class Latents:
 
     def enter(self, problem: Problem) -> Entry:
         """One call a set, into its `out`."""
-        heads, made = problem.shape.heads, Arguments.of(problem, paged=True)
+        heads, call = problem.shape.heads, call_of(problem, paged=True)
         rotary = heads.head_size - heads.rank
-        metadata = self.api.metadata(made, rotary, heads.rank)
-        longest = made.max_query_len, made.max_seq_len
+        call = self.api.planned(call, problem.sets[0].q, problem.sets[0].k_cache, sizes=(rotary, heads.rank))
 
-        def call(one: InputSet) -> Any:
+        def attend(one: InputSet) -> Any:
             k, q = one.k_cache[..., heads.rank :], one.q[..., heads.rank :]
-            return self.api.ops.fwd(
-                *(q, k, one.v_cache, None, None, one.q[..., : heads.rank], one.out, made.starts, None, None, None),
-                *(made.lens, *longest, made.block_table, *NONE_8, problem.scale, True, -1, -1, 0.0, True),
-                *(metadata, 0, None, 0, None, 1, 0, None),
-            )
+            return self.api.attend(call, q, k, one.v_cache, one.out, q_v=one.q[..., : heads.rank])
 
-        return Entry(each(problem, call))
+        return Entry(each(problem, attend))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,24 +101,25 @@ class TwoCalls:
 
         from engine.attention.merge import merge_outputs
 
-        shape = problem.shape
+        shape, first = problem.shape, problem.sets[0]
         if not shape.shared_tokens:
             raise UnsupportedError("nothing is shared")
-        parts = [made.planned(self.api) for made in split_at(problem, shape.shared_tokens)]
+        parts = [self.api.planned(call, first.q, first.k_cache) for call in split_at(problem, shape.shared_tokens)]
 
-        def call(one: InputSet) -> list[Tensor]:
-            found = [self.api.attend(made, one, torch.empty_like(one.out)) for made in parts]
+        def attend(one: InputSet) -> list[Tensor]:
+            k, v = one.k_cache, one.v_cache
+            found = [self.api.attend(call, one.q, k, v, torch.empty_like(one.out)) for call in parts]
             return [tensor for out, lse, *_ in found for tensor in (out, lse.T)]
 
-        return Entry(each(problem, call), lambda returned: merge_outputs(*returned)[0])
+        return Entry(each(problem, attend), lambda returned: merge_outputs(*returned)[0])
 
 
-def split_at(problem: Problem, tokens: int) -> tuple[Arguments, Arguments]:
+def split_at(problem: Problem, tokens: int) -> tuple[Call, Call]:
     """Sequences with their first `tokens` in common: those as one sequence that all queries see whole, and the rest."""
     import torch
 
     shape, blocks = problem.shape, tokens // problem.shape.block_size
-    whole = Arguments.of(problem, paged=True)
+    whole = call_of(problem, paged=True)
 
     def integers(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=problem.device)
@@ -224,26 +144,14 @@ def split_at(problem: Problem, tokens: int) -> tuple[Arguments, Arguments]:
 
 def join(library: Path | None) -> Sequence[Contestant | Missing]:
     """A named library that does not load is an error of the user's; without one, whatever is installed."""
-    found = _load(library)
-    if isinstance(found, Missing):
-        return [found]
+    from engine.attention.libraries.fa3 import Extension, load
+    from engine.attention.libraries.found import LibraryMissingError
+
+    try:
+        found = load(library)
+    except LibraryMissingError as error:
+        if library is not None:
+            raise ValueError(f"FlashAttention-3: {error}") from error
+        return [Missing("fa3", str(error))]
     both = [FlashAttention3("fa3", found), FlashAttention3("fa3-contiguous", found, contiguous=True)]
     return [*both, TwoCalls(found), Latents(found)] if isinstance(found, Extension) else both
-
-
-def _load(library: Path | None) -> Extension | Package | Missing:
-    import torch
-
-    if library is not None:
-        if not library.is_file():
-            raise ValueError(f"{library}: no such FlashAttention-3 library")
-        operators: Any = torch.ops
-        operators.load_library(str(library))
-        return Extension(torch.ops._vllm_fa3_C)
-    for name in ("flash_attn_interface", "vllm.vllm_flash_attn._vllm_fa3_C"):
-        try:
-            module = importlib.import_module(name)
-        except (ImportError, OSError):
-            continue
-        return Package(module) if name == "flash_attn_interface" else Extension(torch.ops._vllm_fa3_C)
-    return Missing("fa3", "neither flash_attn_interface nor vllm can be imported, and no library was named")

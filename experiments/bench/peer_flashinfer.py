@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,34 +15,19 @@ from experiments.bench.inputs import Problem
 from experiments.bench.shapes import Kernel
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from engine.attention.libraries.flashinfer import Pages
 
 WORKSPACE_BYTES = 400 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """FlashInfer's words for a block table."""
-
-    indptr: Tensor
-    """int32 [S + 1], on the CPU."""
-    indices: Tensor
-    """int32 [blocks in use]."""
-    last_page_len: Tensor
-    """int32 [S], on the CPU."""
-
-
 def pages_of(problem: Problem) -> Pages:
-    """The same table."""
+    """The same table in its words; lengths are known on the host."""
     import torch
 
-    shape = problem.shape
-    counts = torch.tensor(shape.blocks_of, dtype=torch.int32)
-    table = problem.block_table
-    used = torch.arange(table.shape[1], device=table.device) < counts.to(table.device)[:, None]
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0).to(torch.int32)])
-    last = torch.tensor(shape.seq_lens, dtype=torch.int32) - (counts - 1) * shape.block_size
-    return Pages(indptr, table[used].contiguous(), last)
+    from engine.attention.libraries.flashinfer import pages_of
+
+    lens = torch.tensor(problem.shape.seq_lens, dtype=torch.int32)
+    return pages_of(problem.block_table, lens, problem.shape.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +89,13 @@ class Append:
 
 def join(library: Path | None) -> Sequence[Contestant | Missing]:
     """All its variants, if it can be imported."""
+    from engine.attention.libraries.flashinfer import FlashInferImpl
+    from engine.attention.libraries.found import LibraryMissingError
+
     try:
-        module = importlib.import_module("flashinfer")
-    except (ImportError, OSError, RuntimeError) as error:
-        return [Missing("flashinfer", f"cannot be imported: {error}")]
+        module = FlashInferImpl.load()
+    except LibraryMissingError as error:
+        return [Missing("flashinfer", str(error))]
     return [
         Attention("flashinfer", module, ("decode",), (("use_tensor_cores", True), ("backend", "fa2"))),
         Attention("flashinfer-cuda-cores", module, ("decode",), (("use_tensor_cores", False),)),

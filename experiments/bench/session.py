@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from experiments.bench.cases import CASES, shapes_of
+from experiments.bench.backends import entered
+from experiments.bench.backends import named as named_backends
+from experiments.bench.cases import CASES, OF_BACKENDS, shapes_of
 from experiments.bench.contestant import Contestant, Missing
 from experiments.bench.peers import PEERS, check_peers, joined
 from experiments.bench.rows import Row, with_ratios
@@ -25,7 +27,7 @@ class Wanted:
     """What was asked for; all of it is in the manifest."""
 
     cases: tuple[str, ...] = ()
-    """None: all."""
+    """None: all but that of backends; with backends, that one."""
     dtype: str = "bfloat16"
     block_size: int = 16
     peers: tuple[str, ...] = tuple(PEERS)
@@ -33,24 +35,39 @@ class Wanted:
     quick: bool = False
     sweep: bool = False
     seed: int = 0
+    backends: tuple[str, ...] = ()
+    """Attention backends through their interface, or `all`."""
+
+    @property
+    def chosen_cases(self) -> tuple[str, ...]:
+        """Those asked for, or what is meant where none was."""
+        rest = tuple(name for name in CASES if name != OF_BACKENDS)
+        return self.cases or ((OF_BACKENDS,) if self.backends else rest)
 
     def shapes(self) -> list[Shape]:
         """In the order of the cases. ValueError for what cannot be measured, before anything runs."""
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
         check_peers(self.peers)
+        named_backends(self.backends)
         options: dict[str, Any] = {
             "block_size": self.block_size,
             "dtype": self.dtype,
             "seed": self.seed,
             "quick": self.quick,
         }
-        return [shape for name in (self.cases or tuple(CASES)) for shape in shapes_of(name, **options)]
+        return [shape for name in self.chosen_cases for shape in shapes_of(name, **options)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; of the library its name alone."""
         library = self.fa3_library.name if self.fa3_library else None
-        return {**asdict(self), "cases": list(self.cases or CASES), "peers": list(self.peers), "fa3_library": library}
+        return {
+            **asdict(self),
+            "cases": list(self.chosen_cases),
+            "peers": list(self.peers),
+            "backends": list(self.backends),
+            "fa3_library": library,
+        }
 
 
 @dataclass
@@ -88,6 +105,8 @@ def measure(wanted: Wanted, say: Say) -> Measured:
     shapes = wanted.shapes()
     device = need_device()
     peers, missing = joined(wanted.peers, wanted.fa3_library)
+    backends, lacking = entered(named_backends(wanted.backends), wanted.fa3_library)
+    peers, missing = [*peers, *backends], [*missing, *lacking]
     for name, reason in missing:
         say(f"not taking part: {name}: {reason}")
     machine = described()

@@ -82,7 +82,10 @@ def _wanted(config: Any) -> Wanted:
     library = config.get("fa3_library")
     _need(library is None or isinstance(library, str), f"fa3_library as text, got {library!r}")
     path = Path(library) if library else None
-    return Wanted(tuple(config["cases"]), peers=tuple(config["peers"]), fa3_library=path, **values)
+    backends = tuple(config.get("backends", ()))  # kept from a time before them: none
+    _need(all(isinstance(one, str) for one in backends), f"backends as a list of names, got {backends!r}")
+    cases, peers = tuple(config["cases"]), tuple(config["peers"])
+    return Wanted(cases, peers=peers, fa3_library=path, backends=backends, **values)
 
 
 def together(parts: Sequence[Measured]) -> Measured:

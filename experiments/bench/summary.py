@@ -137,4 +137,6 @@ def best_of_sweep(rows: Sequence[Row]) -> list[Best]:
 
 def wrong_rows(rows: Sequence[Row]) -> list[Row]:
     """Ours that were computed wrongly or raised: the session has failed."""
-    return [row for row in rows if row["peer"].startswith(OURS) and row["status"] in ("wrong", "failed")]
+    return [
+        row for row in rows if row["peer"].startswith((OURS, "backend/triton")) and row["status"] in ("wrong", "failed")
+    ]

@@ -36,7 +36,7 @@ def kernel_verb(
     kept = None
     if measured_in and replace(wanted, fa3_library=None) != Wanted():
         raise UsageError(
-            "--from measures nothing: it goes with neither --case, --dtype, --block-size, --peer, --quick, "
+            "--from measures nothing: it goes with neither --case, --dtype, --block-size, --peer, --backend, --quick, "
             "--sweep nor --seed"
         )
     if output_dir is not None:

@@ -54,9 +54,12 @@ class KernelLab:
         return rows
 
     def _measure(self, case: str) -> list[Row]:
+        from experiments.bench.cases import OF_BACKENDS
         from experiments.bench.session import Wanted, measure
 
-        return measure(Wanted((case,), quick=self.quick), lambda text: print(text, file=sys.stderr, flush=True)).table()
+        only: dict[str, Any] = {"backends": ("all",), "peers": ()} if case == OF_BACKENDS else {}
+        wanted = Wanted((case,), quick=self.quick, **only)
+        return measure(wanted, lambda text: print(text, file=sys.stderr, flush=True)).table()
 
 
 def of(rows: Sequence[Row], peer: str) -> dict[tuple[str, int], Row]:

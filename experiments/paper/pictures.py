@@ -16,7 +16,7 @@ from experiments.paper.panels import PANELS, Panel
 from experiments.paper.pressure_pictures import PRESSURE
 from experiments.paper.runs import NUM_BLOCKS, NUM_QUICK_SEEDS, NUM_SEEDS, Lab, RunKey
 from experiments.paper.sharing_pictures import SHARING
-from experiments.studies import block_size_engine
+from experiments.studies import block_size_engine, one_pool_many_kernels
 from experiments.studies.all import FIGURES
 from sim.cost import PAPER_MODELS
 from workloads import Trace, named_trace
@@ -223,6 +223,7 @@ PICTURES: Final[Mapping[str, Callable[[Lab], list[Picture]]]] = {
     "fig13b": _fig13b,
     "fig18b": _fig18b,
     block_size_engine.NAME: block_size_engine.pictures,
+    one_pool_many_kernels.NAME: one_pool_many_kernels.pictures,
     **JUDGEMENTS,
     **PRESSURE,
     **SHARING,

@@ -50,6 +50,7 @@ from experiments.paper.walks_sharing import FIG8, FIG9
 from experiments.paper.waste_vs_variance import WASTE_VS_VARIANCE
 from experiments.studies.all import STUDIES
 from experiments.studies.block_size_engine import BLOCK_SIZE_ENGINE
+from experiments.studies.one_pool_many_kernels import ONE_POOL
 from sim.metrics import strict_json
 from workloads import load_trace
 
@@ -64,7 +65,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         SHARED_PREFIX_DECODE,
         *(MOONCAKE, GATE_STORM, WATERMARK, PREFIX_OVERHEAD),
         *STUDIES,
-        *(BLOCK_SIZE_ENGINE, SIM_VS_GPU),
+        *(BLOCK_SIZE_ENGINE, ONE_POOL, SIM_VS_GPU),
     )
 }
 NAMES: Final = tuple(EXPERIMENTS)

@@ -47,6 +47,10 @@ def test_every_backend_keeps_the_interface(name):
         ("reference-mla", (7, 16, 1, 576), (7, 16, 576)),
         ("reference-flash-mla", (7, 64, 1, 576), (7, 64, 576)),
         ("triton-mla", (7, 16, 1, 576), (7, 16, 576)),
+        ("flashinfer", (7, 16, 8, 128), (7, 2, 16, 8, 128)),
+        ("flash-attn-3", (7, 16, 8, 128), (2, 7, 16, 8, 128)),
+        ("flash-attn-2", (7, 256, 8, 128), (2, 7, 256, 8, 128)),
+        ("flash-mla", (7, 64, 1, 576), (7, 64, 576)),
     ],
 )
 def test_shapes_are_those_of_the_chapter(name, arguments, shape):
@@ -73,11 +77,16 @@ def test_the_capability_table_says_what_each_can_do():
     assert rows["triton"]["block_sizes"] == "any size"
     assert rows["triton"]["layouts"] == "(2, NB, BS, KH, D) (NB, 2, BS, KH, D) (NB, BS, 2*KH, D)"
     assert rows["triton"]["dtypes"] == "float16 bfloat16 float32"
-    latents = {"reference-mla", "reference-flash-mla", "triton-mla"}
+    latents = {"reference-mla", "reference-flash-mla", "triton-mla", "flash-mla"}
     assert {name for name, row in rows.items() if row["mla"] == "yes"} == latents
     assert rows["reference-flash-mla"]["default_block_size"] == "64"
     assert {name for name, row in rows.items() if row["sliding_window"] == "no"} == latents - {"reference-mla"}
     assert rows["triton-mla"]["block_sizes"] == "any size"
+    assert rows["flash-attn-3"]["archs"] == "9.0 to below 10.0"
+    assert rows["flash-attn-2"]["block_sizes"] == "a multiple of 256"
+    assert rows["flashinfer"]["layouts"].startswith("(NB, 2, BS, KH, D) ")
+    assert rows["flashinfer"]["dtypes"] == "float16 bfloat16"
+    assert {name for name, row in rows.items() if row["graphs"] == "any lengths"} == {"triton", "triton-mla"}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from engine.attention import BACKENDS, AttentionInputError, get_backend, resolve
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_unset_means_sixteen_except_for_latents_with_kernels(name):
+def test_unset_means_sixteen_except_where_kernels_or_libraries_want_larger_blocks(name):
     value, reason = resolve_block_size(get_backend(name), None, 4096, 128)
-    assert value == (64 if name in ("reference-flash-mla", "triton-mla") else 16)
+    larger = {"reference-flash-mla": 64, "flash-mla": 64, "triton-mla": 64, "flash-attn-2": 256}
+    assert value == larger.get(name, 16)
     assert reason == f"default of {name}"
 
 
