@@ -56,9 +56,11 @@ POINTERS = {
     "OWN_LSE": "*fp32",
     "SLOTS": "*i64",
     "PAIRS": "*i64",
+    "K_SCALE": "*fp32",
+    "V_SCALE": "*fp32",
 }
 FLOATS = ("scale", "soft_cap")
-SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "SHARED", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "SHARED", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG", "FP8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,19 @@ def type_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
         return hopper_descriptor(name, dtype, constants) if "BOX" in constants else descriptor(dtype, constants)
     if name in FLOATS:
         return "fp32"
+    if constants.get("FP8") and name in stored_in(constants):
+        return "*i16" if "SPLIT" in constants else "*u8"
     return POINTERS.get(name, f"*{dtype}") if name.isupper() else "i32"
+
+
+def stored_in(constants: dict[str, Any]) -> tuple[str, str]:
+    """Names of the caches: the write has K and V besides."""
+    return ("K_CACHE", "V_CACHE") if "TOKENS" in constants else ("K", "V")
 
 
 def descriptor(dtype: str, constants: dict[str, Any]) -> str:
     """Of prefill_kernel's K_DESC and V_DESC, for which it gets the tensors themselves without TMA."""
+    dtype = "u8" if constants.get("FP8") else dtype
     return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>" if constants["TMA"] else f"*{dtype}"
 
 
