@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.attention.kv_scales import KVScales
 from engine.model.architecture import Architecture
 from engine.model.ops import Ops
 from engine.model.weights import LayerWeights, Weights
@@ -27,6 +28,10 @@ class KVMemory(Protocol):
 
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [NB, BS, KH, D] of a layer, strided views of its cache."""
+        ...
+
+    def scales(self, layer: int) -> KVScales | None:
+        """Of a layer whose cache is FP8."""
         ...
 
     def attend(self, layer: int, q: torch.Tensor, metadata: Any, out: torch.Tensor) -> None:
@@ -140,6 +145,7 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=a.norm_eps,
+            scales=self.kv.scales(number),
         )
         self.kv.attend(number, q, metadata, mixed.view(-1, a.num_heads, a.head_size))
         _linear(mixed, layer.o, layer.o_bias, out)

@@ -32,6 +32,7 @@ from engine.worker.budget import (
 )
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
+from engine.worker.kv_storage import storage_of
 from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
 from engine.worker.shared_prefix import SharingRule
@@ -75,6 +76,10 @@ class EngineConfig:
     """Decode steps as CUDA graphs, on a GPU."""
     shared_prefix_kernel: bool = True
     """Decodes take what their block tables have in common once for all rows, where that is long enough to pay."""
+    kv_cache_dtype: str = "auto"
+    """What K and V are stored in: auto, the model's type, or fp8_e4m3, also called fp8."""
+    kv_scales: str = "unit"
+    """Of FP8: unit, per-head, per-tensor, or a JSON file; see `engine.worker.kv_storage`."""
     kv_limit_bytes: int | None = None
     """The most that K and V may take; None: what is free on the device."""
 
@@ -100,6 +105,7 @@ class Engine:
         self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room)
         self.architecture = self.model.architecture
         self.dtype: torch.dtype = self.model.weights.embedding.dtype
+        self.storage = storage_of(config, self.architecture, self.backend, self.dtype, self.device)
         self.limits = self._limits()
         self.executor_in_use: ModelExecutor | None = None
 
@@ -118,7 +124,7 @@ class Engine:
     def block_bytes(self, block_size: int) -> int:
         """K and V of one block, all layers."""
         shape = self.architecture
-        element = torch.finfo(self.dtype).bits // 8
+        element = self.storage.dtype.itemsize
         return 2 * shape.num_layers * block_size * shape.num_kv_heads * shape.head_size * element
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
@@ -180,15 +186,16 @@ class Engine:
             [shape.layer_config(layer) for layer in range(shape.num_layers)],
             num_blocks=allocator.num_blocks,
             block_size=allocator.block_size,
-            dtype=self.dtype,
+            dtype=self.storage.dtype,
             device=self.device,
             layout=self.layout,
             kernel=kernel,
             host_blocks=getattr(allocator, "host_blocks", 0),
+            scales=self.storage.scales,
         )
         tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
         decoder = Decoder(
-            shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
+            shape, self.model.weights, self.ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
         graphs = self.config.graphs and self.device.type == "cuda"
         sharing = self._sharing(allocator, kernel)
@@ -203,7 +210,8 @@ class Engine:
         token_bytes = self.block_bytes(size) // size // self.architecture.num_layers
         return SharingRule(size, token_bytes, expected=expected)
 
-    def _ops(self) -> Ops:
+    def ops(self) -> Ops:
+        """Small operations, as fast as the attention backend's device allows."""
         if self.backend.get_name() != "triton":
             return TorchOps()
         from engine.model.kernels.triton_ops import TritonOps
@@ -226,6 +234,7 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
+            **self.storage.provenance,
             "graphs": self.config.graphs and self.device.type == "cuda",
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,

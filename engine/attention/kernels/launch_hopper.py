@@ -131,9 +131,9 @@ class HopperCall:
         """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
         if not supports_shapes(q, k, v, self.block_size):
             raise AttentionInputError(
-                f"hopper prefill: expected Q, K and V of one of {DTYPES}, head size in {HEAD_SIZES}, at most {2 * ROWS} "
-                f"query heads a KV head, block size in whole {SWIZZLE_ROWS} slots, whole 16-byte strides; got q "
-                f"{tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype} with strides {k.stride()}"
+                f"hopper prefill: expected Q, K and V of one of {DTYPES}, head size in {HEAD_SIZES}, at most "
+                f"{2 * ROWS} query heads a KV head, block size in whole {SWIZZLE_ROWS} slots, whole 16-byte strides; "
+                f"got q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype} with strides {k.stride()}"
             )
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         group, num_seqs = q.shape[1] // k.shape[2], seq_lens.shape[0]

@@ -33,10 +33,10 @@ from engine.attention.kernels.matrix import CacheMatrix
 from engine.attention.kernels.variants import DTYPES, Variant, variants
 
 ARCHITECTURES = (80, 90)
-SHARED_PER_SM = {80: 164 * 1024, 90: 228 * 1024}
+SHARED_PER_SM = {80: 164 * 1024, 89: 100 * 1024, 90: 228 * 1024}
 """Bytes of shared memory of a multiprocessor; each resident program takes 1 KiB more than it asks for."""
 REGISTERS_PER_SM = 65_536
-THREADS_PER_SM = 2_048
+THREADS_PER_SM = {80: 2_048, 89: 1_536, 90: 2_048}
 WARP = 32
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {
@@ -239,7 +239,7 @@ def resident(architecture: int, shared: int, registers: int, num_warps: int) -> 
     limits = (
         SHARED_PER_SM[architecture] // (shared + 1024),
         REGISTERS_PER_SM // (per_warp * num_warps),
-        THREADS_PER_SM // (WARP * num_warps),
+        THREADS_PER_SM[architecture] // (WARP * num_warps),
         32,
     )
     return min(limits)
