@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.attention.kv_scales import KVScales, quantized
+from engine.attention.kv_scales import KVScales, as_bytes, quantized
 
 
 class Ops(Protocol):
@@ -116,8 +116,8 @@ class TorchOps:
             q.copy_(_rotate(_normed(q, q_norm, eps), turns))
         k = _rotate(_normed(k, k_norm, eps), turns).to(qkv.dtype)
         if scales is not None:
-            k, v = quantized(k, scales.k), quantized(v, scales.v)
-        _write(k, v, k_cache, v_cache, slots)
+            k, v = as_bytes(quantized(k, scales.k)), as_bytes(quantized(v, scales.v))
+        _write(k, v, as_bytes(k_cache), as_bytes(v_cache), slots)
         return q
 
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

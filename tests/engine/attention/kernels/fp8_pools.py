@@ -19,7 +19,8 @@ class Fp8Case:
         for name in ("keys", "values"):
             setattr(case, name, [self._stored(x, name).to(case.dtype) for x in getattr(case, name)])
         self.k_cache, self.v_cache, self.block_table = self._paged(window)
-        self.rows = [_fp8(x) for x in case.contiguous()[:2]], case.contiguous()[2]
+        *rows, starts = case.contiguous()
+        self.rows = [_fp8(x) for x in rows], starts
         for name in ("keys", "values"):  # from here on what they stand for
             setattr(case, name, [dequantized(x, self._scale(name), torch.float64) for x in getattr(case, name)])
         self.scales = KVScales(self.scales.k.to(case.device), self.scales.v.to(case.device))
