@@ -64,6 +64,28 @@ def _attend_piece(
 
 
 @triton.jit
+def _attend_heads(
+    Q, K, V, K_SCALE, V_SCALE, heads, alive, q_h, table, tile, end_tile, first, length, kv_b, kv_t, block_size,
+    block_shift, scale, soft_cap,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
+    PAGES: tl.constexpr, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`_attend_piece` of the heads of one token, or its twin over pairs."""
+    if FP8:
+        maximum, total, acc = attend_piece_of_pairs(
+            Q, K, V, K_SCALE, V_SCALE, heads, alive, q_h, table, tile, end_tile, first, length, kv_b, kv_t, block_size,
+            block_shift, scale, soft_cap, D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, NATIVE,
+        )  # fmt: skip
+    else:
+        q = _load_query(Q, heads, alive, q_h, D, BLOCK_D, UPCAST)
+        maximum, total, acc = _attend_piece(
+            q, K, V, table, tile, end_tile, first, length, kv_b, kv_t, block_size, block_shift, scale, soft_cap,
+            D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
+        )  # fmt: skip
+    return maximum, total, acc
+
+
+@triton.jit
 def _store_piece(
     maximum, total, acc, OUT, PART, LSE, heads, alive, out_h, whole, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +133,6 @@ def decode_kernel(
     kv_head = tl.program_id(0) // head_tiles
     in_group = tl.program_id(0) % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     heads = kv_head * group + in_group
-    Q += seq.to(tl.int64) * q_s
     base = kv_head.to(tl.int64) * kv_h
     if PAGES == "contiguous":
         base += tl.load(TABLE + seq) * kv_t
@@ -121,19 +142,11 @@ def decode_kernel(
         skip = tl.load(SKIP + seq)
         table += tl.where(length > 0, skip, 0)  # of an empty sequence an entry is looked at, too
         whole = whole & (skip == 0)
-    if FP8:
-        maximum, total, acc = attend_piece_of_pairs(
-            Q, K + base, V + base, K_SCALE + kv_head, V_SCALE + kv_head, heads, in_group < group, q_h, table, tile,
-            end_tile, first, length, kv_b, kv_t, block_size, block_shift, scale, soft_cap,
-            D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, NATIVE,
-        )  # fmt: skip
-    else:
-        q = _load_query(Q, heads, in_group < group, q_h, D, BLOCK_D, UPCAST)
-        maximum, total, acc = _attend_piece(
-            q, K + base, V + base, table, tile, end_tile, first, length,
-            kv_b, kv_t, block_size, block_shift, scale, soft_cap,
-            D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
-        )  # fmt: skip
+    maximum, total, acc = _attend_heads(
+        Q + seq.to(tl.int64) * q_s, K + base, V + base, K_SCALE + kv_head, V_SCALE + kv_head, heads, in_group < group,
+        q_h, table, tile, end_tile, first, length, kv_b, kv_t, block_size, block_shift, scale, soft_cap,
+        D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST, FP8, NATIVE,
+    )  # fmt: skip
     part = item.to(tl.int64) * num_heads
     _store_piece(
         maximum, total, acc, OUT + seq.to(tl.int64) * out_s, PART + part * D, LSE + part, heads, in_group < group,

@@ -122,8 +122,7 @@ def shared_kernel(
     mask = alive[:, None] & (dims < D)
     seq = tl.load(MEMBERS + first_member + pair // group, mask=alive, other=0).to(tl.int64)
     head = kv_head * group + pair % group
-    q = tl.load(Q + (seq * q_s + head * q_h)[:, None] + dims, mask=mask, other=0.0)
-    q, unit = computed_query(q, UPCAST, FP8)
+    q, unit = computed_query(tl.load(Q + (seq * q_s + head * q_h)[:, None] + dims, mask=mask, other=0.0), UPCAST, FP8)
     if FP8:
         scale *= unit * tl.load(K_SCALE + kv_head)
     K += kv_head.to(tl.int64) * kv_h

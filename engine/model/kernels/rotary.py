@@ -65,9 +65,7 @@ def rotate_kernel(
         tl.store(at, first, mask=inside & (heads < H))
         tl.store(at + half, second, mask=inside & (heads < H))
     if FP8:
-        known = (heads >= H) & (heads < H + 2 * KH)
-        scale = tl.load(K_SCALE + heads - H, mask=known & turned, other=1.0)
-        scale = tl.where(turned, scale, tl.load(V_SCALE + heads - (H + KH), mask=known & (heads >= H + KH), other=1.0))
+        scale = _scales_of_heads(K_SCALE, V_SCALE, heads, H, KH)
         first = quantized(first.to(tl.float32), scale, NATIVE)
         second = quantized(second.to(tl.float32), scale, NATIVE)
     to = slot // BLOCK_SIZE * kv_b + slot % BLOCK_SIZE * kv_t + dims
@@ -79,6 +77,14 @@ def rotate_kernel(
     v = V_CACHE + to + (heads - (H + KH)) * kv_h
     tl.store(v, first, mask=values)
     tl.store(v + half, second, mask=values)
+
+
+@triton.jit
+def _scales_of_heads(K_SCALE, V_SCALE, heads, H: tl.constexpr, KH: tl.constexpr):
+    """Of each head of K and of V; 1 for queries, which are not stored."""
+    of_k = tl.load(K_SCALE + heads - H, mask=(heads >= H) & (heads < H + KH), other=1.0)
+    of_v = tl.load(V_SCALE + heads - (H + KH), mask=(heads >= H + KH) & (heads < H + 2 * KH), other=1.0)
+    return tl.where(heads < H + KH, of_k, of_v)
 
 
 @triton.jit
