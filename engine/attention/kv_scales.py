@@ -17,6 +17,9 @@ from engine.attention.checks import FP8, AttentionInputError, check_index, check
 
 FP8_MAX = 448.0
 """Largest number in E4M3."""
+FITTED_MAX = FP8_MAX / 4
+"""What the largest magnitude that was seen is stored as: later ones may be four times as large. It costs no precision,
+as numbers have an exponent, only the smallest ones come nearer to zero's step."""
 
 Scale = float | Sequence[float]
 
@@ -37,7 +40,7 @@ class KVScales:
 
     @classmethod
     def fitted(cls, k: torch.Tensor, v: torch.Tensor, *, per_head: bool = True) -> KVScales:
-        """Those with which the largest magnitude of K and of V [..., KH, D] is stored as 448; 1 where all are zero."""
+        """Those that store the largest magnitude of K and of V [..., KH, D] as FITTED_MAX; 1 where all is zero."""
         return cls(_fitted(k, per_head), _fitted(v, per_head))
 
     def copy_(self, other: KVScales) -> None:
@@ -90,4 +93,4 @@ def _fitted(x: torch.Tensor, per_head: bool) -> torch.Tensor:
     largest = x.to(torch.float32).abs().movedim(-2, 0).flatten(1).amax(1)  # [KH]
     if not per_head:
         largest = largest.amax().expand_as(largest)
-    return torch.where(largest > 0, largest / FP8_MAX, 1.0).contiguous()
+    return torch.where(largest > 0, largest / FITTED_MAX, 1.0).contiguous()

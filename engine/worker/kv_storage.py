@@ -2,8 +2,8 @@
 
 Scales are `unit` (all 1, as in vLLM), read from a JSON file, or fitted to the first prompts before any of them runs:
 `per-head`, or `per-tensor` as vLLM's calculate_kv_scales. A fitted scale stores the largest magnitude that was seen as
-448, E4M3's largest number; what comes later and is larger saturates. What was fitted stays: completions depend on the
-prompts of the first call, not on how memory is managed.
+a quarter of E4M3's largest number; what comes later and is more than four times as large saturates. What was fitted
+stays: completions depend on the prompts of the first call, not on how memory is managed.
 
 A file says {"k": [...], "v": [...]}: an entry a layer, one number or one a KV head.
 """
