@@ -74,7 +74,7 @@ class LLM:
         seed: int = 0,
         **engine: Any,
     ) -> None:
-        """`model` as in `EngineConfig`, further options too (device, dtype, attention, layout, weights_seed, ...); or
+        """`model` as in `EngineConfig`, further options too (device, dtype, kv_cache_dtype, attention, layout, ...); or
         an `Engine` that is there, with its options and buffers: limits may then be lower than its own, not higher.
 
         `num_blocks` (blocks that requests can hold) or `kv_tokens` pins the capacity; without, it is what the device
@@ -159,6 +159,7 @@ class LLM:
             asked += self._ask_all(place, answer.prompt_token_ids, wanted, call, *keys)
         for one in asked:
             self._check(one)
+        self.engine.storage.fit(self.engine, [answer.prompt_token_ids for answer in answers])
         self._run(asked)
         for one in asked:
             answers[one.prompt_index].outputs.extend(self._completions(one))

@@ -59,8 +59,7 @@ def _only_simulated(config: Config) -> dict[str, Any]:
     ranks = {f"model.{name}": size for name in ("tp", "pp") if (size := getattr(model, name)) > 1}
     gpu = {} if config.kv.capacity_rule else {"model.gpu": model.gpu}
     executor = {} if measure.executor == "cost" else {"measure.executor": measure.executor}
-    dtype = {"model.kv_cache_dtype": model.kv_cache_dtype}
-    return {**ranks, **gpu, **executor, **dtype, "measure.step_model": measure.step_model}
+    return {**ranks, **gpu, **executor, "measure.step_model": measure.step_model}
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -85,7 +84,7 @@ def notes_of(config: Config, num_cells: int) -> list[str]:
 
 def kv_dtype_of(config: Config) -> str | None:
     """Storage type of K and V, for the bytes of a token; None: the model's own."""
-    if not is_real(config):
+    if not is_real(config) or config.model.kv_cache_dtype not in (None, "auto"):
         return config.model.kv_cache_dtype
     if config.engine.dtype not in (None, "auto"):
         return config.engine.dtype
@@ -127,6 +126,7 @@ def engine_config_of(config: Config) -> EngineConfig:
         model=_weights_of(config),
         device=DEVICES[backend],
         dtype=wanted.dtype or "auto",
+        kv_cache_dtype=config.model.kv_cache_dtype or "auto",
         attention=wanted.attention or "auto",
         layout=wanted.layout,
         weights_seed=wanted.weights_seed,

@@ -71,6 +71,12 @@ class ModelFlags:
         float | None, _option(_MEMORY, "GiB of host memory to swap to [as large as the pool, at most 4].")
     ] = None
     dtype: Annotated[str, _option(_MEMORY, "float32, float16 or bfloat16 [auto].")] = "auto"
+    kv_cache_dtype: Annotated[
+        str, _option(_MEMORY, "Storage type of K and V: auto, or fp8 [auto].", "--kv-cache-dtype", "--kv-dtype")
+    ] = "auto"
+    kv_scales: Annotated[
+        str, _option(_MEMORY, "Of fp8: unit, per-head or per-tensor (fitted to the prompts), or a JSON file [unit].")
+    ] = "unit"
     weights_seed: Annotated[MaybeWhole, _option(_MEMORY, "Random weights from this seed [the model's own].")] = None
 
 
@@ -169,6 +175,8 @@ def _llm(model: str, flags: ModelFlags, seed: int) -> LLM:
         host_blocks=flags.host_blocks,
         swap_gib=flags.swap_gib,
         dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
+        kv_scales=flags.kv_scales,
         weights_seed=flags.weights_seed,
         seed=seed,
     )

@@ -16,6 +16,7 @@ import torch
 
 from engine.attention.archs import ANY_DEVICE, Archs, Graphs
 from engine.attention.checks import AttentionInputError, check_count, check_heads, check_scale, short
+from engine.attention.kv_scales import KVScales
 from engine.attention.layouts import KVLayout
 
 DEFAULT_BLOCK_SIZE = 16
@@ -66,6 +67,13 @@ class Capabilities:
     graphs: Graphs = "no"
     shared_prefixes: bool = False
     """Takes what rows of a decode have in common once for all of them (`AttentionMetadata.shared`)."""
+    kv_dtypes: tuple[torch.dtype, ...] = ()
+    """Types that K and V may be stored in besides, with `KVScales`."""
+
+    @property
+    def stored(self) -> tuple[torch.dtype, ...]:
+        """Types of caches."""
+        return (*self.dtypes, *self.kv_dtypes)
 
     @property
     def mla(self) -> bool:
@@ -122,9 +130,11 @@ class Builder(Protocol[M_co]):
 class AttentionImpl(ABC, Generic[M]):
     """One layer's attention, without gradients. Metadata is of the backend's own class."""
 
-    def __init__(self, config: LayerConfig, layout: KVLayout) -> None:
+    def __init__(self, config: LayerConfig, layout: KVLayout, scales: KVScales | None = None) -> None:
+        """`scales`: of a cache that is FP8, whose types say so (`Capabilities.kv_dtypes`)."""
         self.config = config
         self.layout = layout
+        self.scales = scales
 
     @torch.no_grad()
     def forward(
@@ -277,8 +287,8 @@ class AttentionBackend(ABC):
         cls.check_block_size(block_size)
         if not able.head_sizes.allows(config.head_size):
             raise AttentionInputError(f"{name}: expected head_size {able.head_sizes}, got {config.head_size}")
-        if dtype not in able.dtypes:
-            names = " or ".join(map(short, able.dtypes))
+        if dtype not in able.stored:
+            names = " or ".join(map(short, able.stored))
             raise AttentionInputError(f"{name}: expected dtype {names}, got {short(dtype)}")
         if able.mla != bool(config.kv_lora_rank):
             wanted = "kv_lora_rank above 0 (it keeps latents)" if able.mla else "kv_lora_rank=0 (it keeps K and V)"

@@ -13,6 +13,8 @@ import torch
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Types of Q, K and V that anything here computes with."""
+FP8 = torch.float8_e4m3fn
+"""Type of a cache that is stored with scales, and computed with in another one."""
 
 
 class AttentionInputError(ValueError):
@@ -148,7 +150,7 @@ def check_queries(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     """Q [T, H, D] against checked caches, and where the output [T, H, DV] goes, if it is given."""
     check_shape("q", q, ("T", "H", k_cache.shape[3]))
     check_heads(q.shape[1], k_cache.shape[2])
-    check_dtype("q", q, (k_cache.dtype,))
+    check_dtype("q", q, _around(k_cache.dtype))
     check_inner_stride("q", q)
     check_same_device(k_cache=k_cache, q=q)
     if out is not None:
@@ -157,6 +159,11 @@ def check_queries(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
         check_inner_stride("out", out)
         check_places("out", out)
         check_same_device(k_cache=k_cache, out=out)
+
+
+def _around(stored: torch.dtype) -> Collection[torch.dtype]:
+    """Types of Q, K and V beside a cache: its own, or any beside FP8."""
+    return FLOATS if stored == FP8 else (stored,)
 
 
 def check_table(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int, max_seq_len: int) -> None:
@@ -183,7 +190,7 @@ def check_write(
     check_shape("k", k, ("T", *k_cache.shape[2:]))
     check_shape("v", v, (k.shape[0], *v_cache.shape[2:]))
     for name, tensor in (("k", k), ("v", v)):
-        check_dtype(name, tensor, (k_cache.dtype,))
+        check_dtype(name, tensor, _around(k_cache.dtype))
         check_inner_stride(name, tensor)
     check_index("slot_mapping", slot_mapping, (k.shape[0],), torch.int64)
     check_same_device(k_cache=k_cache, k=k, v=v, slot_mapping=slot_mapping)

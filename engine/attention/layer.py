@@ -52,7 +52,7 @@ class AttentionLayer:
         num_blocks, block_size = layout.pages(kv_cache)
         expected = layout.shape(num_blocks, block_size, config.num_kv_heads, config.head_size)
         check_shape("kv_cache", kv_cache, expected)
-        check_dtype("kv_cache", kv_cache, backend.capabilities().dtypes)
+        check_dtype("kv_cache", kv_cache, backend.capabilities().stored)
         check_inner_stride("kv_cache", kv_cache)
         backend.check_layer(config, block_size, kv_cache.dtype)
         self.metadata_class = backend.get_metadata_cls()

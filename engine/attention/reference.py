@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.checks import (
+    FLOATS,
+    FP8,
     AttentionInputError,
     check_caches,
     check_index,
@@ -23,22 +25,33 @@ from engine.attention.checks import (
     check_table,
     check_write,
 )
+from engine.attention.kv_scales import KVScales, as_bytes, check_scales, dequantized, quantized
 from engine.attention.layouts import KVLayout
 from engine.attention.merge import NEVER, SoftmaxState
 
+STORED = (*FLOATS, FP8)
+"""Types of caches; FP8 with scales."""
 TILE = 1024
 """Queries and tokens of one product: bounds the memory for scores, not the result."""
 
 
 @torch.no_grad()
 def write_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> None:
     """K [T, KH, D] and V [T, KH, DV] into the caches [NB, BS, KH, ...] at slot_mapping [T] int64; slots < 0 skipped.
 
-    AttentionInputError, before anything is written, for slots beyond the cache and for two tokens in one slot.
+    `scales` beside FP8 caches. AttentionInputError, before anything is written, for slots beyond the cache and for two
+    tokens in one slot.
     """
-    check_step(k, v, k_cache, v_cache, slot_mapping)
+    check_step(k, v, k_cache, v_cache, slot_mapping, scales)
+    if scales is not None:
+        k, v = quantized(k, scales.k), quantized(v, scales.v)
     kept = slot_mapping >= 0
     slots, block_size = slot_mapping[kept], k_cache.shape[1]
     block, offset = slots // block_size, slots % block_size
@@ -47,10 +60,16 @@ def write_kv(
 
 
 def check_step(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> None:
-    """All that `write_kv` asks of shapes, types, strides and slots."""
-    check_caches(k_cache, v_cache)
+    """All that `write_kv` asks of shapes, types, strides, scales and slots."""
+    check_caches(k_cache, v_cache, STORED)
+    check_scales(k_cache, scales)
     check_write(k, v, k_cache, v_cache, slot_mapping)
     num_blocks, block_size = k_cache.shape[:2]
     if len(slot_mapping) and int(slot_mapping.max()) >= num_blocks * block_size:
@@ -80,7 +99,7 @@ def copy_blocks(kv_caches: Sequence[torch.Tensor], pairs: torch.Tensor, layout: 
             )
     if len(set(target.tolist())) < len(target):
         raise AttentionInputError(f"pairs: expected each destination once, got {target.tolist()}")
-    for cache in kv_caches:
+    for cache in map(as_bytes, kv_caches):
         cache.index_copy_(layout.block_axis, target, cache.index_select(layout.block_axis, source))
 
 
@@ -167,6 +186,14 @@ def gather(cache: torch.Tensor, table: torch.Tensor, first: int, stop: int) -> t
     return cache[table[positions // block_size].long(), positions % block_size]
 
 
+def gather_kv(
+    caches: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, first: int, stop: int, scales: KVScales | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V as `gather`; of FP8 what they stand for, float32."""
+    k, v = (gather(cache, table, first, stop) for cache in caches)
+    return (k, v) if scales is None else (dequantized(k, scales.k), dequantized(v, scales.v))
+
+
 def first_seen(position: int, window: int) -> int:
     """The first token that the token at `position` sees: it sees `window` tokens with itself, or all (0)."""
     return max(0, position - window + 1) if window else 0
@@ -220,9 +247,11 @@ def check_paged(
     seq_lens: torch.Tensor,
     out: torch.Tensor | None,
     window: int = 0,
+    scales: KVScales | None = None,
 ) -> list[Row]:
-    """All that `paged_attention` asks of shapes, types, strides, lengths and blocks; the rows."""
-    check_caches(k_cache, v_cache)
+    """All that `paged_attention` asks of shapes, types, strides, scales, lengths and blocks; the rows."""
+    check_caches(k_cache, v_cache, STORED)
+    check_scales(k_cache, scales)
     check_queries(q, k_cache, v_cache, out)
     check_same_device(q=q, block_table=block_table, query_start_loc=query_start_loc)
     return rows_of(query_start_loc, seq_lens, block_table, pages_of(k_cache), len(q), window)
@@ -240,21 +269,22 @@ def paged_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [T, H, DV] in Q's type and lse [T, H]: every token of Q over all tokens of its sequence up to itself.
 
     Caches [NB, BS, KH, ...], block_table [S, max_blocks], query_start_loc [S+1] and seq_lens [S], int32. A query of a
-    row sits at position seq_len - query_len and following. Padded rows, and tokens of no row, give 0 and -inf. `out`
-    is written last, so it may share memory with what is read.
+    row sits at position seq_len - query_len and following. `scales` beside FP8 caches. Padded rows, and tokens of no
+    row, give 0 and -inf. `out` is written last, so it may share memory with what is read.
     """
     check_scale(scale, window, soft_cap)
-    rows = check_paged(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, window)
+    rows = check_paged(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out, window, scales)
     result = q.new_zeros(*q.shape[:2], v_cache.shape[3])
     lse = torch.full(q.shape[:2], NEVER, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for row in rows:
         for tokens, positions, first, stop in query_tiles(row, window, q.device):
-            k, v = (gather(cache, row.table, first, stop) for cache in (k_cache, v_cache))
+            k, v = gather_kv((k_cache, v_cache), row.table, first, stop, scales)
             result[tokens], lse[tokens] = attend(
                 q[tokens], k, v, positions, first, scale=scale, window=window, soft_cap=soft_cap
             )

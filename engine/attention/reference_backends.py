@@ -15,10 +15,10 @@ import torch
 
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, M, SizeRule
 from engine.attention.builders import MetadataBuilder, MLABuilder, PallasBuilder
-from engine.attention.checks import FLOATS, AttentionInputError, check_caches, check_count, check_shape
+from engine.attention.checks import FLOATS, FP8, AttentionInputError, check_caches, check_count, check_shape
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata, MLAMetadata, PallasMetadata
-from engine.attention.reference import check_paged, check_step, copy_blocks, paged_attention, write_kv
+from engine.attention.reference import STORED, check_paged, check_step, copy_blocks, paged_attention, write_kv
 from engine.attention.reference_mla import ReferenceMLAImpl
 from engine.attention.reference_shared import shared_prefix_attention
 
@@ -43,22 +43,22 @@ class _ReferenceKVImpl(AttentionImpl[M]):
         """The step's addresses."""
 
     def check_write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: M) -> None:
-        check_step(key, value, *self._caches(kv_cache), self.where(metadata).slot_mapping)
+        check_step(key, value, *self._caches(kv_cache), self.where(metadata).slot_mapping, self.scales)
 
     def check_attend(self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: M, out: torch.Tensor | None) -> None:
         k_cache, v_cache = self._caches(kv_cache)
         slots, table, starts, lengths = self.where(metadata)
         check_shape("query", query, (len(slots), self.config.num_heads, self.config.head_size))
-        check_paged(query, k_cache, v_cache, table, starts, lengths, out, self.config.window)
+        check_paged(query, k_cache, v_cache, table, starts, lengths, out, self.config.window, self.scales)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k_cache, v_cache = self.split(kv_cache)
-        check_caches(k_cache, v_cache)
+        check_caches(k_cache, v_cache, STORED)
         check_shape("kv_cache (K)", k_cache, ("NB", "BS", self.config.num_kv_heads, self.config.head_size))
         return k_cache, v_cache
 
     def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: M) -> None:
-        write_kv(key, value, *self.split(kv_cache), self.where(metadata).slot_mapping)
+        write_kv(key, value, *self.split(kv_cache), self.where(metadata).slot_mapping, self.scales)
 
     def _attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: M, out: torch.Tensor | None
@@ -74,6 +74,7 @@ class _ReferenceKVImpl(AttentionImpl[M]):
             scale=config.scale,
             window=config.window,
             soft_cap=config.soft_cap,
+            scales=self.scales,
             out=out,
         )
         return result
@@ -96,6 +97,7 @@ class ReferenceImpl(_ReferenceKVImpl[AttentionMetadata]):
             step.shared,
             scale=config.scale,
             soft_cap=config.soft_cap,
+            scales=self.scales,
         )
         whole = query.new_zeros(query.shape) if out is None else out
         whole[: step.num_decodes] = result
@@ -143,7 +145,7 @@ class ReferenceBackend(AttentionBackend):
     @classmethod
     def capabilities(cls) -> Capabilities:
         layouts = KVLayout.KV_FIRST, KVLayout.BLOCK_FIRST, KVLayout.INTERLEAVED
-        return Capabilities(layouts, FLOATS, shared_prefixes=True)
+        return Capabilities(layouts, FLOATS, shared_prefixes=True, kv_dtypes=(FP8,))
 
     @classmethod
     def copy_blocks(

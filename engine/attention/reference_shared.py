@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 from engine.attention.checks import AttentionInputError, check_index, check_same_device, check_scale
+from engine.attention.kv_scales import KVScales
 from engine.attention.merge import NEVER, merge_outputs
-from engine.attention.reference import Row, attend, check_paged, gather
+from engine.attention.reference import Row, attend, check_paged, gather_kv
 from engine.attention.shared_prefix import SharedPrefixes
 
 
@@ -26,6 +27,7 @@ def shared_prefix_attention(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [S, H, DV] in Q's type and lse [S, H] of one query token a row, q [S, H, D], the last of its sequence.
@@ -36,7 +38,7 @@ def shared_prefix_attention(
     """
     check_scale(scale, 0, soft_cap)
     starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-    rows = check_paged(q, k_cache, v_cache, block_table, starts, seq_lens, out)
+    rows = check_paged(q, k_cache, v_cache, block_table, starts, seq_lens, out, scales=scales)
     groups = groups_of(shared, rows, k_cache.shape[1])
     dtype = torch.promote_types(q.dtype, torch.float32)
     part = torch.zeros(*q.shape[:2], v_cache.shape[3], dtype=dtype, device=q.device)
@@ -44,14 +46,14 @@ def shared_prefix_attention(
     own, own_lse, first_own = part.clone(), lse.clone(), [0] * len(rows)
 
     for members, tokens in groups:
-        k, v = (gather(cache, rows[members[0]].table, 0, tokens) for cache in (k_cache, v_cache))
+        k, v = gather_kv((k_cache, v_cache), rows[members[0]].table, 0, tokens, scales)
         last = torch.full((len(members),), tokens - 1, device=q.device)
         part[members], lse[members] = attend(q[members], k, v, last, 0, scale=scale, soft_cap=soft_cap)
         for member in members:
             first_own[member] = tokens
     for index, (row, first) in enumerate(zip(rows, first_own, strict=True)):
         if row.length > first:
-            k, v = (gather(cache, row.table, first, row.length) for cache in (k_cache, v_cache))
+            k, v = gather_kv((k_cache, v_cache), row.table, first, row.length, scales)
             position = torch.tensor([row.length - 1], device=q.device)
             own[index], own_lse[index] = (
                 x[0] for x in attend(q[row.tokens], k, v, position, first, scale=scale, soft_cap=soft_cap)

@@ -61,6 +61,7 @@ def _row(backend: type[AttentionBackend]) -> dict[str, str]:
         "backend": backend.get_name(),
         "layouts": " ".join(layout.value for layout in able.layouts),
         "dtypes": " ".join(map(short, able.dtypes)),
+        "kv_dtypes": " ".join(map(short, able.kv_dtypes)),
         "head_sizes": str(able.head_sizes),
         "block_sizes": str(able.block_sizes),
         "default_block_size": str(able.default_block_size),

@@ -16,8 +16,9 @@ import torch
 from engine.attention.archs import Archs
 from engine.attention.backend import AttentionBackend, AttentionImpl, Builder, Capabilities, SizeRule
 from engine.attention.builders import MetadataBuilder
-from engine.attention.checks import AttentionInputError, check_caches, check_shape, check_write
-from engine.attention.kernels.inputs import DTYPES, MAX_HEAD_SIZE, check_paged, check_query_starts
+from engine.attention.checks import FP8, AttentionInputError, check_caches, check_shape, check_write
+from engine.attention.kernels.inputs import DTYPES, MAX_HEAD_SIZE, STORED, check_paged, check_query_starts
+from engine.attention.kv_scales import check_scales
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata
 
@@ -36,7 +37,9 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
     def check_write(
         self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
     ) -> None:
-        check_write(key, value, *self._caches(kv_cache), metadata.slot_mapping)
+        k_cache, v_cache = self._caches(kv_cache)
+        check_scales(k_cache, self.scales)
+        check_write(key, value, k_cache, v_cache, metadata.slot_mapping)
 
     def check_attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor | None
@@ -44,7 +47,10 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
         k_cache, v_cache = self._caches(kv_cache)
         check_shape("query", query, (metadata.num_tokens, self.config.num_heads, self.config.head_size))
         step = metadata
-        check_paged(query, k_cache, v_cache, step.block_table, step.seq_lens, max_seq_len=step.max_seq_len, out=out)
+        check_paged(
+            query, k_cache, v_cache, step.block_table, step.seq_lens, max_seq_len=step.max_seq_len, out=out,
+            scales=self.scales,
+        )  # fmt: skip
         check_query_starts(step.query_start_loc, step.seq_lens, step.max_query_len)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +59,7 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
                 f"kv_cache: expected on a CUDA device (or TRITON_INTERPRET=1 before the start), got {kv_cache.device}"
             )
         k_cache, v_cache = self.split(kv_cache)
-        check_caches(k_cache, v_cache, DTYPES)
+        check_caches(k_cache, v_cache, STORED)
         check_shape("kv_cache (K)", k_cache, ("NB", "BS", self.config.num_kv_heads, self.config.head_size))
         return k_cache, v_cache
 
@@ -62,7 +68,7 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
     ) -> None:
         from engine.attention.kernels import launch
 
-        launch.write_kv(key, value, *self.split(kv_cache), metadata.slot_mapping)
+        launch.write_kv(key, value, *self.split(kv_cache), metadata.slot_mapping, scales=self.scales)
 
     def _attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor | None
@@ -77,11 +83,12 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
             "out": out,
             "window": config.window,
             "soft_cap": config.soft_cap,
+            "scales": self.scales,
         }
         if step.shared is not None and not config.window and not step.num_prefills:
             return self._decode_shared(query, k_cache, v_cache, step, out)
         if step.num_decodes:
-            shared["plan"] = self._plan(query[: step.num_decodes], k_cache.shape[1], step)
+            shared["plan"] = self._plan(query[: step.num_decodes], k_cache, step)
         if not step.num_prefills:
             return self._decode(query, k_cache, v_cache, step, shared)
         addresses = step.block_table, step.query_start_loc, step.seq_lens
@@ -121,22 +128,24 @@ class TritonImpl(AttentionImpl[AttentionMetadata]):
         assert step.shared is not None
         out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
         rows = query[: step.num_decodes]
-        shape = launch_decode.shape_of(rows, self.config.num_kv_heads, step.max_seq_len, k_cache.shape[1])
+        kind = k_cache.shape[1], k_cache.dtype
+        shape = launch_decode.shape_of(rows, self.config.num_kv_heads, step.max_seq_len, *kind)
         key = "shared", shape
         if key not in step.plans:
             step.plans[key] = launch.plan_shared(step.seq_lens, step.shared, shape)
         launch.shared_prefix_attention(
             rows, k_cache, v_cache, step.block_table, step.seq_lens, step.shared, scale=self.config.scale,
             max_seq_len=step.max_seq_len, out=out[: step.num_decodes], plan=step.plans[key],
-            soft_cap=self.config.soft_cap,
+            soft_cap=self.config.soft_cap, scales=self.scales,
         )  # fmt: skip
         return out
 
-    def _plan(self, query: torch.Tensor, block_size: int, step: AttentionMetadata) -> Any:
+    def _plan(self, query: torch.Tensor, k_cache: torch.Tensor, step: AttentionMetadata) -> Any:
         """Of the step's decodes, query [num_decodes, H, D]: made by the first layer, found by the others."""
         from engine.attention.kernels import launch, launch_decode, tuning
 
-        shape = launch_decode.shape_of(query, self.config.num_kv_heads, step.max_seq_len, block_size)
+        kind = k_cache.shape[1], k_cache.dtype
+        shape = launch_decode.shape_of(query, self.config.num_kv_heads, step.max_seq_len, *kind)
         key = shape, self.config.window
         if key not in step.plans:
             config = tuning.decode_config(shape)
@@ -173,6 +182,7 @@ class TritonBackend(AttentionBackend):
             archs=Archs(least=(8, 0)),
             graphs="any lengths",
             shared_prefixes=True,
+            kv_dtypes=(FP8,),
         )
 
     @classmethod

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.attention.kv_scales import KVScales
 from engine.model.architecture import Architecture
 from engine.model.latent_projections import buffer_sizes, project
 from engine.model.ops import Ops
@@ -29,6 +30,10 @@ class KVMemory(Protocol):
 
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [NB, BS, KH, D] of a layer, strided views of its cache; latents [NB, BS, 1, R + P] as K."""
+        ...
+
+    def scales(self, layer: int) -> KVScales | None:
+        """Of a layer whose cache is FP8."""
         ...
 
     def attend(self, layer: int, q: torch.Tensor, metadata: Any, out: torch.Tensor) -> None:
@@ -131,23 +136,16 @@ class Decoder:
         a = self.architecture
         *buffers, mixed = self._buffers(self._attention_sizes, normed.shape[0])
         _linear(normed, layer.qkv, layer.qkv_bias, buffers[0])
-        k_cache, v_cache = self.kv.views(number)
         if a.latent is not None:
             assert self._cos_sin is not None
-            q = project(a, layer, buffers, self.ops, self._cos_sin, positions, slots, k_cache[:, :, 0])
+            q = project(a, layer, buffers, self.ops, self._cos_sin, positions, slots, self.kv.views(number)[0][:, :, 0])
         else:
-            q = self._rotate(layer, buffers[0], positions, slots, k_cache, v_cache)
+            q = self._rotate(number, layer, buffers[0], positions, slots)
         self.kv.attend(number, q, metadata, mixed.view(-1, a.num_heads, a.attention_size // a.num_heads))
         _linear(mixed, layer.o, layer.o_bias, out)
 
     def _rotate(
-        self,
-        layer: LayerWeights,
-        qkv: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        self, number: int, layer: LayerWeights, qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
         """Queries [T, H, D], turned; K and V of the step are written."""
         a = self.architecture
@@ -155,14 +153,14 @@ class Decoder:
             qkv,
             self._cos_sin,
             positions,
-            k_cache,
-            v_cache,
+            *self.kv.views(number),
             slots,
             num_heads=a.num_heads,
             num_kv_heads=a.num_kv_heads,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=a.norm_eps,
+            scales=self.kv.scales(number),
         )
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor, out: torch.Tensor) -> None:

@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.attention.kv_scales import KVScales, as_bytes, quantized
+
 
 class Ops(Protocol):
     """No call waits for the device or has a shape that depends on values: a step can be captured in a CUDA graph."""
@@ -51,6 +53,7 @@ class Ops(Protocol):
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
+        scales: KVScales | None = None,
     ) -> torch.Tensor:
         """Rotates q and k by position, writes k and v into the cache, and gives q [T, H, D].
 
@@ -58,7 +61,8 @@ class Ops(Protocol):
         first (Qwen3). cos_sin [P, D] float32: row p is cos(D/2) then sin(D/2) of position p, for pairs (i, i + D/2);
         None: no rotation. positions [T] int64. q is rotated in place and returned as a view of qkv, whose k part may be
         anything afterwards. k_cache and v_cache [NB, BS, KH, D], views with any strides; slots [T] int64, none twice;
-        a token with a slot below 0 is not written, but its position must be in the table.
+        a token with a slot below 0 is not written, but its position must be in the table. `scales`: the caches are FP8,
+        and hold, quantized, what others would hold.
         """
         ...
 
@@ -131,6 +135,7 @@ class TorchOps:
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
+        scales: KVScales | None = None,
     ) -> torch.Tensor:
         """Norm, rotation and write one after the other."""
         num_all = num_heads + 2 * num_kv_heads
@@ -140,7 +145,10 @@ class TorchOps:
         turns = None if cos_sin is None else cos_sin[positions]
         if q_norm is not None or turns is not None:
             q.copy_(_rotate(_normed(q, q_norm, eps), turns))
-        _write(slots, (_rotate(_normed(k, k_norm, eps), turns), k_cache), (v, v_cache))
+        k = _rotate(_normed(k, k_norm, eps), turns).to(qkv.dtype)
+        if scales is not None:
+            k, v = as_bytes(quantized(k, scales.k)), as_bytes(quantized(v, scales.v))
+        _write(slots, (k, as_bytes(k_cache)), (v, as_bytes(v_cache)))
         return q
 
     def write_latents(

@@ -50,8 +50,8 @@ def backend_of(name: str, device: torch.device, *, latent: bool) -> type[Attenti
 
 
 def never_waits(backend: type[AttentionBackend]) -> bool:
-    """Whether steps with it can be captured in CUDA graphs, which later steps of other lengths replay: the specification
-    looks at lengths, libraries plan on the host; Triton's kernels do neither."""
+    """Whether steps with it can be captured in CUDA graphs, which later steps of other lengths replay: the
+    specification looks at lengths, libraries plan on the host; Triton's kernels do neither."""
     return backend.capabilities().graphs == "any lengths"
 
 

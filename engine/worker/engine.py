@@ -32,6 +32,7 @@ from engine.worker.budget import (
 )
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
+from engine.worker.kv_storage import storage_of
 from engine.worker.limits import Limits
 from engine.worker.ran import RowSampling
 from engine.worker.shared_prefix import SharingRule
@@ -76,6 +77,10 @@ class EngineConfig:
     """Decode steps as CUDA graphs, on a GPU."""
     shared_prefix_kernel: bool = True
     """Decodes take what their block tables have in common once for all rows, where that is long enough to pay."""
+    kv_cache_dtype: str = "auto"
+    """What K and V are stored in: auto, the model's type, or fp8_e4m3, also called fp8."""
+    kv_scales: str = "unit"
+    """Of FP8: unit, per-head, per-tensor, or a JSON file; see `engine.worker.kv_storage`."""
     kv_limit_bytes: int | None = None
     """The most that K and V may take; None: what is free on the device."""
 
@@ -101,6 +106,7 @@ class Engine:
         self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room)
         self.architecture = self.model.architecture
         self.dtype: torch.dtype = self.model.weights.embedding.dtype
+        self.storage = storage_of(config, self.architecture, self.backend, self.dtype, self.device)
         self.limits = self._limits()
         self.executor_in_use: ModelExecutor | None = None
 
@@ -119,7 +125,7 @@ class Engine:
     def block_bytes(self, block_size: int) -> int:
         """K and V, or the latents, of one block, all layers."""
         shape = self.architecture
-        return shape.num_layers * block_size * shape.kv_elements * self.dtype.itemsize
+        return shape.num_layers * block_size * shape.kv_elements * self.storage.dtype.itemsize
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
         """How much is left for KV, measured: the largest batch is run and the graphs are captured over a tiny pool.
@@ -180,16 +186,17 @@ class Engine:
             [shape.layer_config(layer) for layer in range(shape.num_layers)],
             num_blocks=allocator.num_blocks,
             block_size=allocator.block_size,
-            dtype=self.dtype,
+            dtype=self.storage.dtype,
             device=self.device,
             layout=self.layout,
             kernel=kernel,
             host_blocks=getattr(allocator, "host_blocks", 0),
             up=up_projections(shape, self.model.weights),
+            scales=self.storage.scales,
         )
         tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
         decoder = Decoder(
-            shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
+            shape, self.model.weights, self.ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
         sharing = self._sharing(allocator, kernel)
         return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self.graphs, sharing=sharing, **options)
@@ -208,7 +215,7 @@ class Engine:
         """Whether steps are CUDA graphs."""
         return self.config.graphs and self.device.type == "cuda" and never_waits(self.backend)
 
-    def _ops(self) -> Ops:
+    def ops(self) -> Ops:
         """Fused beside Triton's own attention, and on a device beside anything but the specification."""
         name = self.backend.get_name()
         if name.startswith("reference") or (self.device.type == "cpu" and not name.startswith("triton")):
@@ -233,6 +240,7 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
+            **self.storage.provenance,
             "graphs": self.graphs,
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,

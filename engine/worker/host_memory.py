@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from engine.attention.kv_scales import as_bytes
+
 STAGING_BYTES = 64 << 20
 """Of the device, for blocks on their way; more blocks go in several rounds."""
 Pairs = Sequence[tuple[int, int]]
@@ -20,9 +22,10 @@ class HostMemory:
     """Blocks 0 to `num_blocks` - 1 of host memory, for caches whose blocks are counted by `block_axis`."""
 
     def __init__(self, caches: Sequence[torch.Tensor], block_axis: int, num_blocks: int) -> None:
+        caches = [as_bytes(cache) for cache in caches]
         first = caches[0]
         on_device = first.device.type == "cuda"
-        self._caches = list(caches)
+        self._caches = caches
         self._axis = block_axis
         shape = (len(caches), *first.select(block_axis, 0).shape)
         self.blocks = torch.empty((num_blocks, *shape), dtype=first.dtype, pin_memory=on_device)

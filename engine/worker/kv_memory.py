@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from engine.attention.backend import AttentionBackend, LayerConfig
+from engine.attention.kv_scales import KVScales
 from engine.attention.layer import allocate_kv_caches
 from engine.attention.layouts import KVLayout
 from engine.attention.metadata import AttentionMetadata
@@ -52,10 +53,11 @@ class KVMemory:
         kernel: Kernel = "paged",
         host_blocks: int = 0,
         up: Sequence[UpProjections] = (),
+        scales: Sequence[KVScales] | None = None,
     ) -> None:
         """`num_blocks` counts the null block 0; `host_blocks`: of host memory, for sequences that are swapped out;
-        `up`: of each layer that caches latents, what makes K and V of them. AttentionInputError if the backend cannot
-        do what a layer asks."""
+        `up`: of each layer that caches latents, what makes K and V of them; `scales`: of every layer, where dtype is
+        FP8. AttentionInputError if the backend cannot do what a layer asks."""
         self.backend = backend
         self.layout = backend.pick_layout(layout)
         self.kernel = kernel
@@ -78,7 +80,10 @@ class KVMemory:
                 f"kernel contiguous: a block's K and V lie side by side in layout {self.layout.value}, so the keys "
                 f"of adjacent blocks are not adjacent: use {KVLayout.KV_FIRST.value} or {KVLayout.INTERLEAVED.value}"
             )
-        options = [{"up": one} for one in up] or [{}] * len(layers)
+        self._scales = [None] * len(layers) if scales is None else list(scales)
+        options: list[dict[str, Any]] = [{} if one is None else {"scales": one} for one in self._scales]
+        if up:
+            options = [{**more, "up": one} for more, one in zip(options, up, strict=True)]
         make = backend.get_impl_cls()
         self._impls = [make(config, self.layout, **each) for config, each in zip(layers, options, strict=True)]
         self._layers = list(layers)
@@ -95,6 +100,10 @@ class KVMemory:
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [NB, BS, KH, D] of a layer, to be written by slot; latents [NB, BS, 1, latent] as K."""
         return self._views[layer]
+
+    def scales(self, layer: int) -> KVScales | None:
+        """Of a layer whose K and V are FP8."""
+        return self._scales[layer]
 
     def attend(
         self, layer: int, q: torch.Tensor, metadata: AttentionMetadata | SplitMetadata, out: torch.Tensor
@@ -118,7 +127,8 @@ class KVMemory:
         if self.kernel == "paged":
             self._impls[layer].attend(q, self.caches[layer], self._own(metadata), out)
         elif self.backend is TritonBackend:
-            contiguous_attention(self._layers[layer], q, *self._views[layer], metadata, out)
+            config, scales = self._layers[layer], self._scales[layer]
+            contiguous_attention(config, q, *self._views[layer], metadata, out, scales)
         else:
             self._impls[layer].attend(q, self.caches[layer], self._own(without_table(metadata)), out)
 
@@ -190,7 +200,13 @@ def without_table(step: AttentionMetadata) -> AttentionMetadata:
 
 
 def contiguous_attention(
-    config: LayerConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionMetadata, out: torch.Tensor
+    config: LayerConfig,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    step: AttentionMetadata,
+    out: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> None:
     """The contiguous twin over caches k, v [NB, BS, KH, D] whose blocks follow each other in memory.
 
@@ -208,10 +224,11 @@ def contiguous_attention(
         "max_seq_len": step.max_seq_len,
         "window": config.window,
         "soft_cap": config.soft_cap,
+        "scales": scales,
     }
     n = step.num_decodes
     if n:
-        shape = launch_decode.shape_of(q[:n], config.num_kv_heads, step.max_seq_len, 0)
+        shape = launch_decode.shape_of(q[:n], config.num_kv_heads, step.max_seq_len, 0, k.dtype)
         key = shape, config.window
         if key not in step.plans:
             rule = tuning.decode_contiguous_config(shape)

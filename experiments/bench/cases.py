@@ -8,7 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from experiments.bench.shapes import GQA, LAYOUTS, MHA, MLA_16, MLA_128, Heads, Shape, decode, latent_decode, tokens
+from experiments.bench.shapes import (
+    FP8,
+    GQA,
+    LAYOUTS,
+    MHA,
+    MLA_16,
+    MLA_128,
+    Heads,
+    Shape,
+    decode,
+    latent_decode,
+    tokens,
+)  # fmt: skip
 
 LADDER: Final = {
     1: (1024, 4096, 16384, 65536),
@@ -190,6 +202,25 @@ def _backends(block_size: int, seed: int) -> list[Shape]:
     return [step.with_(case=OF_BACKENDS, layout=layout) for step in steps for layout in LAYOUTS]
 
 
+FP8_DECODES: Final = (
+    (GQA, 64, 4096),
+    (GQA, 1, 16384),
+    (GQA, 8, 4096),
+    (GQA, 64, 16384),
+    (GQA, 256, 1024),
+    (MHA, 8, 4096),
+)
+
+
+def _fp8(block_size: int, seed: int) -> list[Shape]:
+    """Each over a cache of 16 bits and over one of FP8."""
+    shapes = [decode("fp8", *sizes, block_size) for sizes in FP8_DECODES]
+    shapes += [decode("fp8", GQA, 64, 4096, 256).with_(label="gqa 64 x 4k, blocks of 256")] if block_size != 256 else []
+    shapes += [shape.with_(case="fp8") for shape in (*_chunk(block_size, seed), *_mixed(block_size, seed)[:1])]
+    shapes += [shape.with_(case="fp8") for shape in _write(block_size, seed)[:3]]
+    return [one for shape in shapes for one in (shape, shape.with_(dtype=FP8))]
+
+
 TWINS: Final = ("pagelab", "pagelab-twin", "pagelab-twin-equal", "peers")
 CASES: Final[dict[str, Case]] = {
     case.name: case
@@ -213,6 +244,7 @@ CASES: Final[dict[str, Case]] = {
         ),
         Case("mla", "decode over latents, one for all query heads, in blocks of 64", _mla),
         Case(OF_BACKENDS, "which attention backends serve one pool, and how fast?", _backends),
+        Case("fp8", "what does an FP8 cache gain over one of 16 bits?", _fp8, ("pagelab",)),
         Case("fig18a", "the batches and contexts of Fig 18a", _fig18a, TWINS),
     )
 }
@@ -223,13 +255,14 @@ def shapes_of(
 ) -> list[Shape]:
     """The shapes of a case; `quick`: the two smallest of each case, and of those with several variants all variants.
 
-    ValueError for an unknown case or a block size below 1. fig18a is always float16, as in the paper.
+    ValueError for an unknown case or a block size below 1. fig18a is always float16, as in the paper; FP8 stays FP8.
     """
     if name not in CASES:
         raise ValueError(f"unknown case {name!r}; there are {', '.join(CASES)}")
     if block_size < 1:
         raise ValueError(f"the block size must be at least 1, got {block_size}")
-    shapes = [shape if name == "fig18a" else shape.with_(dtype=dtype) for shape in CASES[name].make(block_size, seed)]
+    made = CASES[name].make(block_size, seed)
+    shapes = [shape if name == "fig18a" or shape.dtype == FP8 else shape.with_(dtype=dtype) for shape in made]
     if not quick:
         return shapes
     small = sorted({shape.label: shape.cache_bytes for shape in shapes}.items(), key=lambda item: item[1])[

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from experiments.bench.shapes import ATTENDS, ELEMENT_BYTES, Shape
+from experiments.bench.shapes import ATTENDS, FP8, Shape
 from experiments.bench.timing import num_sets
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from engine.attention.kv_scales import KVScales
 
 HEADROOM_BYTES: Final = 6 * 2**30
 """Left for outputs, workspaces and references."""
@@ -51,7 +53,11 @@ class Arena:
         generator = torch.Generator(device=self.device).manual_seed(self.seed)
         pool = torch.empty(num_elements, dtype=getattr(torch, dtype), device=self.device)
         for start in range(0, num_elements, FILL_ELEMENTS):
-            pool[start : start + FILL_ELEMENTS].normal_(generator=generator)
+            part = pool[start : start + FILL_ELEMENTS]
+            if dtype == FP8:
+                part.copy_(torch.empty(part.shape, device=self.device).normal_(generator=generator))
+            else:
+                part.normal_(generator=generator)
         return pool
 
 
@@ -93,6 +99,8 @@ class Problem:
     pairs: Tensor
     """int64 [S, 2]: source and destination blocks of a copy."""
     scale: float
+    scales: KVScales | None = None
+    """Of an FP8 cache, every head its own."""
 
     @property
     def device(self) -> Any:
@@ -119,7 +127,7 @@ def problem_of(shape: Shape, arena: Arena, seed: int = 0) -> Problem:
             f"{shape.case} {shape.label}: one input set takes {_set_bytes(shape):,} B, "
             f"{arena.free_bytes():,} B are free on {device}"
         )
-    flat = arena.take(shape.dtype, count * shape.cache_bytes // ELEMENT_BYTES).view(count, -1)
+    flat = arena.take(shape.dtype, count * shape.cache_bytes // shape.element_bytes).view(count, -1)
     generator = torch.Generator(device=device).manual_seed(seed)
     sets = [_input_set(shape, flat[index], generator) for index in range(count)]
     table, starts = _tables(shape, seed)
@@ -137,12 +145,24 @@ def problem_of(shape: Shape, arena: Arena, seed: int = 0) -> Problem:
         starts.to(device),
         order[: 2 * num_pairs].view(2, num_pairs).T.contiguous().to(device),
         shape.heads.head_size**-0.5,
+        _scales(shape, device),
     )
 
 
 def pool_elements(shape: Shape, arena: Arena) -> int:
     """Elements of the arena that a shape's sets take."""
-    return _count_sets(shape, arena) * shape.cache_bytes // ELEMENT_BYTES
+    return _count_sets(shape, arena) * shape.cache_bytes // shape.element_bytes
+
+
+def _scales(shape: Shape, device: Any) -> KVScales | None:
+    """About 1, as the numbers in the pool are what was divided by them."""
+    if shape.dtype != FP8:
+        return None
+    from engine.attention.kv_scales import KVScales
+
+    heads = shape.heads.num_kv_heads
+    steps = [head / heads for head in range(heads)]
+    return KVScales.of([0.5 + step for step in steps], [2.0 - step for step in steps], heads, device)
 
 
 def _count_sets(shape: Shape, arena: Arena) -> int:
@@ -161,7 +181,8 @@ def _input_set(shape: Shape, cache: Tensor, generator: Any) -> InputSet:
 
     def random(num_tokens: int, num_heads: int) -> Tensor:
         size = (num_tokens, num_heads, heads.head_size)
-        return torch.empty(size, dtype=cache.dtype, device=cache.device).normal_(generator=generator)
+        dtype = getattr(torch, shape.query_dtype)
+        return torch.empty(size, dtype=dtype, device=cache.device).normal_(generator=generator)
 
     attends, writes = shape.kernel in (*ATTENDS, "mla"), shape.kernel == "write"
     q = random(shape.query_tokens if attends else 0, heads.num_heads)

@@ -20,7 +20,7 @@ from experiments.bench.peers import PEERS
 from experiments.bench.rows import to_csv
 from experiments.bench.session import Measured, Wanted, measure
 from experiments.bench.shapes import DTYPES
-from experiments.bench.summary import best_of_sweep, overheads, standings, wrong_rows
+from experiments.bench.summary import best_of_sweep, fp8_gains, overheads, standings, wrong_rows
 
 ROWS_FILE, MACHINE_FILE = "summary.csv", "machine.json"
 QUESTIONS: Final = "\n".join(f"  {case.name:<12} {case.question}" for case in CASES.values())
@@ -91,6 +91,11 @@ def report(done: Measured) -> list[str]:
         for s in standings(rows)
     ]
     lines += [f"paged over {o.against:<28} {o.num_shapes:>3} shapes  {o.paged_over:.3f}" for o in overheads(rows)]
+    lines += [
+        f"fp8 {gain.shape} bs {gain.block_size}: {gain.fp8_s * 1e6:.2f} us, 16 bits {gain.wide_s * 1e6:.2f} us: "
+        f"{gain.times_faster:.3f} times faster"
+        for gain in fp8_gains(rows)
+    ]
     for best in best_of_sweep(rows):
         ratio = f"{best.heuristic_over_best:.3f}" if best.heuristic_over_best else "–"
         lines.append(

@@ -17,7 +17,7 @@ from experiments.bench.contestant import Entry, contiguous_rows, each, written
 from experiments.bench.inputs import InputSet, Problem
 from experiments.bench.ours_mla import Latents, latent_grid
 from experiments.bench.ours_shared import Shared, shared_grid
-from experiments.bench.shapes import ATTENDS, MOVES, Kernel, Shape
+from experiments.bench.shapes import ATTENDS, FP8, MOVES, Kernel, Shape
 
 PAGED, TWIN, TWIN_EQUAL = "pagelab", "pagelab-twin", "pagelab-twin-equal"
 
@@ -52,13 +52,14 @@ class Paged:
         attend, config = launcher("decode_attention"), self.config or heuristic(problem, paged=True)
         plan = planned(problem, config, paged=True)
         options = {"scale": problem.scale, "max_seq_len": max(problem.shape.seq_lens), "plan": plan}
+        options["scales"] = problem.scales
         tables = (problem.block_table, problem.seq_lens)
         calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
 
     def _prefill(self, problem: Problem) -> Entry:
         attend, config = launcher("prefill_attention"), self.config or heuristic(problem, paged=True)
-        options = {**_bounds(problem), "config": config}
+        options = {**_bounds(problem), "config": config, "scales": problem.scales}
         tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
         calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
@@ -70,6 +71,7 @@ class Paged:
         num_decodes = sum(query == 1 for query in problem.shape.query_lens)
         plan = planned(problem, config.decode, paged=True, num_seqs=num_decodes)
         options = {**_bounds(problem), "num_decodes": num_decodes, "config": config, "plan": plan}
+        options["scales"] = problem.scales
         tables = (problem.block_table, problem.query_start_loc, problem.seq_lens)
         calls = each(problem, lambda s: attend(s.q, s.k_cache, s.v_cache, *tables, out=s.out, **options))
         return Entry(calls, config=written(config))
@@ -141,7 +143,7 @@ def heuristic(problem: Problem, *, paged: bool) -> Any:
         from engine.attention.kernels.launch_decode import shape_of
 
         rule = tuning.decode_config if paged else tuning.decode_contiguous_config
-        return rule(shape_of(q, kv_heads, longest, block_size if paged else 0))
+        return rule(shape_of(q, kv_heads, longest, block_size if paged else 0, problem.sets[0].k_cache.dtype))
     from engine.attention.kernels.launch_prefill import chosen_config, prefill_shape
 
     one = problem.sets[0]
@@ -149,7 +151,7 @@ def heuristic(problem: Problem, *, paged: bool) -> Any:
     if not paged:
         k, v = contiguous_rows(problem, k)[None], contiguous_rows(problem, v)[None]
     most = max(shape.query_lens)
-    seen = prefill_shape(q, problem.seq_lens, kv_heads, most, longest, block_size if paged else 0)
+    seen = prefill_shape(q, problem.seq_lens, kv_heads, most, longest, block_size if paged else 0, stored=k.dtype)
     return chosen_config(q, k, v, seen)
 
 
@@ -164,7 +166,8 @@ def planned(problem: Problem, config: Any, *, paged: bool, num_seqs: int | None 
 
     shape, lengths = problem.shape, problem.seq_lens[:num_seqs]
     block_size = shape.block_size if paged else 0
-    seen = shape_of(problem.sets[0].q[: len(lengths)], shape.heads.num_kv_heads, max(shape.seq_lens), block_size)
+    one, kv_heads, longest = problem.sets[0], shape.heads.num_kv_heads, max(shape.seq_lens)
+    seen = shape_of(one.q[: len(lengths)], kv_heads, longest, block_size, one.k_cache.dtype)
     return plan_decode(lengths, seen, config or decode_config(seen))
 
 
@@ -178,6 +181,9 @@ def equal(problem: Problem) -> Any:
 
 def grid(shape: Shape) -> Iterator[Any]:
     """Every configuration that a sweep tries."""
+    if shape.dtype == FP8 and shape.kernel == "decode":
+        yield from _fp8_decode_grid()
+        return
     grids = {"decode": _decode_grid, "prefill": _prefill_grid, "mixed": _mixed_grid}
     yield from grids[shape.kernel]()
 
@@ -222,6 +228,19 @@ def _decode_grid() -> Iterator[Any]:
                         yield DecodeConfig(block_n, num_warps, num_stages, waves * sms, least)
 
 
+def _fp8_decode_grid() -> Iterator[Any]:
+    import torch
+
+    from engine.attention.kernels.device import multiprocessors
+    from engine.attention.kernels.tuning import DecodeConfig
+
+    sms = multiprocessors(torch.device("cuda"))
+    for block_n, num_warps in ((64, 2), (64, 4), (128, 4), (128, 8)):
+        for num_stages in (2, 3, 4, 5):
+            for waves, least in ((2, 128), (8, 1024)):
+                yield DecodeConfig(block_n, num_warps, num_stages, waves * sms, least, 7 * sms // 2)
+
+
 def _mixed_grid() -> Iterator[Any]:
     from engine.attention.kernels.tuning import MixedConfig
 
@@ -241,7 +260,8 @@ def _bounds(problem: Problem) -> dict[str, Any]:
 
 def _write(problem: Problem) -> Entry:
     write_kv = launcher("write_kv")
-    return Entry(each(problem, lambda s: write_kv(s.k, s.v, s.k_cache, s.v_cache, problem.slot_mapping)))
+    slots, options = problem.slot_mapping, {"scales": problem.scales}
+    return Entry(each(problem, lambda s: write_kv(s.k, s.v, s.k_cache, s.v_cache, slots, **options)))
 
 
 def _copy(problem: Problem) -> Entry:

@@ -15,6 +15,8 @@ Layout = Literal["kv_first", "block_first", "interleaved", "latent"]
 LAYOUTS: Final[tuple[Layout, ...]] = ("kv_first", "block_first", "interleaved")
 """Those of K and V."""
 DTYPES: Final = ("bfloat16", "float16")
+FP8: Final = "float8_e4m3fn"
+"""Type of a cache with scales; queries, outputs and what is written are bfloat16."""
 ELEMENT_BYTES: Final = 2
 
 
@@ -68,6 +70,7 @@ class Shape:
     layout: Layout = "kv_first"
     table: Order = "shuffled"
     dtype: str = "bfloat16"
+    """Of K and V in the cache."""
     shared_tokens: int = 0
     """A decode's first tokens that are the same blocks in every sequence: whole blocks, less than any length."""
 
@@ -84,6 +87,21 @@ class Shape:
                 f"{self.case} {self.label}: shared tokens fill blocks of {self.block_size} and are fewer than "
                 f"{min(self.seq_lens)}, got {self.shared_tokens}"
             )
+
+    @property
+    def query_dtype(self) -> str:
+        """Of queries, outputs, and K and V that are to be written."""
+        return "bfloat16" if self.dtype == FP8 else self.dtype
+
+    @property
+    def element_bytes(self) -> int:
+        """Of the cache."""
+        return 1 if self.dtype == FP8 else ELEMENT_BYTES
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token in the cache."""
+        return self.heads.token_bytes * self.element_bytes // ELEMENT_BYTES
 
     @property
     def num_seqs(self) -> int:
@@ -119,7 +137,7 @@ class Shape:
     @property
     def cache_bytes(self) -> int:
         """K and V of all blocks, one layer: what an input set takes of the pool."""
-        return self.num_blocks * self.block_size * self.heads.token_bytes
+        return self.num_blocks * self.block_size * self.token_bytes
 
     @property
     def query_bytes(self) -> int:
@@ -134,8 +152,9 @@ class Shape:
     def moved_bytes(self) -> int:
         """Fewest bytes through device memory: K and V that are attended to, once; in a write or copy both ways."""
         if self.kernel in MOVES:
-            return 2 * self.query_tokens * self.heads.token_bytes
-        return (self.kv_tokens - (self.num_seqs - 1) * self.shared_tokens) * self.heads.token_bytes
+            read = self.heads.token_bytes if self.kernel == "write" else self.token_bytes
+            return self.query_tokens * (read + self.token_bytes)
+        return (self.kv_tokens - (self.num_seqs - 1) * self.shared_tokens) * self.token_bytes
 
     @property
     def num_flops(self) -> int:

@@ -16,7 +16,7 @@ from experiments.bench.contestant import Missing
 from experiments.bench.kernel_main import MACHINE_FILE
 from experiments.bench.rows import Row, Status, from_csv
 from experiments.bench.session import Measured, Wanted
-from experiments.bench.shapes import DTYPES
+from experiments.bench.shapes import DTYPES, FP8
 from experiments.exits import UsageError
 
 ROW_KEY: Final = ("case", "shape", "block_size", "layout", "table", "peer", "config")
@@ -56,7 +56,8 @@ def _checked(row: Row) -> Row:
     """The row, if it is one. Names of cases become names of folders."""
     _need(row["case"] in CASES, f"a case among {', '.join(CASES)}, got {row['case']!r}")
     _need(row["status"] in get_args(Status), f"a status among {get_args(Status)}, got {row['status']!r}")
-    _need(row["dtype"] in DTYPES, f"a dtype among {DTYPES}, got {row['dtype']!r}")
+    known = (*DTYPES, FP8)
+    _need(row["dtype"] in known, f"a dtype among {known}, got {row['dtype']!r}")
     _need(bool(row["peer"] and row["shape"]), f"a peer and a shape, got {row['peer']!r} and {row['shape']!r}")
     for name, value in row.items():
         if isinstance(value, int | float):

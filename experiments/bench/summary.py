@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from experiments.bench.cases import LARGE_KV_BYTES, LONG_CONTEXT
 from experiments.bench.rows import OURS, Row, geometric_mean, is_ours, shape_of
+from experiments.bench.shapes import FP8
 
 SIZES_OF_ITS_OWN = ("block-size", "table-order")
 """Cases that vary the block size themselves."""
@@ -133,6 +134,29 @@ def best_of_sweep(rows: Sequence[Row]) -> list[Best]:
             Best(best["case"], best["shape"], best["block_size"], best["peer"], best["config"], best["median_s"], ratio)
         )
     return found
+
+
+class Gain(NamedTuple):
+    """A shape over a cache of 16 bits and over one of FP8."""
+
+    shape: str
+    block_size: int
+    wide_s: float
+    fp8_s: float
+
+    @property
+    def times_faster(self) -> float:
+        """Above 1: FP8 is."""
+        return self.wide_s / self.fp8_s
+
+
+def fp8_gains(rows: Sequence[Row]) -> list[Gain]:
+    """Of the case `fp8`, where both were measured."""
+    times: dict[tuple[str, int], dict[bool, float]] = {}
+    for row in rows:
+        if row["case"] == "fp8" and row["status"] == "ok" and not row["swept"] and row["peer"] == OURS:
+            times.setdefault((row["shape"], row["block_size"]), {})[row["dtype"] == FP8] = row["median_s"]
+    return [Gain(*key, found[False], found[True]) for key, found in times.items() if len(found) == 2]
 
 
 def wrong_rows(rows: Sequence[Row]) -> list[Row]:

@@ -83,9 +83,19 @@ def write_error(problem: Problem, call: Call, stopwatch: Stopwatch) -> float:
     call()
     stopwatch.synchronize()
     wrong = [
-        (cache[blocks, offsets] != new).float().mean() for cache, new in ((one.k_cache, one.k), (one.v_cache, one.v))
+        (cache[blocks, offsets].float() != new.float()).float().mean()
+        for cache, new in zip((one.k_cache, one.v_cache), _stored(problem, one), strict=True)
     ]
     return float(max(wrong))
+
+
+def _stored(problem: Problem, one: InputSet) -> tuple[Tensor, Tensor]:
+    """What a write leaves in the slots."""
+    if problem.scales is None:
+        return one.k, one.v
+    from engine.attention.kv_scales import quantized
+
+    return quantized(one.k, problem.scales.k), quantized(one.v, problem.scales.v)
 
 
 def copy_error(problem: Problem, call: Call, stopwatch: Stopwatch) -> float:
@@ -112,6 +122,8 @@ def _attended(problem: Problem, which: InputSet, sequence: int, *, contiguous: b
     k, v = (
         _keys(problem, cache, sequence, contiguous=contiguous) for cache in (which.k_cache, which.v_cache)
     )  # [n, KH, D]
+    if problem.scales is not None:
+        k, v = k * problem.scales.k[:, None], v * problem.scales.v[:, None]
     rows = torch.tensor(rows_of(problem, sequence), device=k.device)
     first = int(problem.query_start_loc[sequence])
     groups = shape.heads.num_heads // shape.heads.num_kv_heads

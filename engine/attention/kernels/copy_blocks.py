@@ -20,6 +20,7 @@ import triton.language as tl
 
 from engine.attention.checks import AttentionInputError, check_index, shown
 from engine.attention.kernels.device import on_device
+from engine.attention.kv_scales import as_bytes
 
 PROGRAM_BYTES = 16 * 1024
 """A program's share: of one run, or of several short ones."""
@@ -58,6 +59,7 @@ def copy_blocks(
     AttentionInputError before anything is copied, also where the promise is seen to be broken.
     """
     check_index("pairs", pairs, ("P", 2), torch.int64)
+    caches = [as_bytes(cache) for cache in caches]
     runs = [Runs.of(cache, block_axis) for cache in caches]
     if not runs or not len(pairs):
         return

@@ -11,6 +11,7 @@ sequences are cut into pieces no longer than a fair share of the device, short o
 import triton
 import triton.language as tl
 
+from engine.attention.kernels.fp8 import attend_piece_of_pairs
 from engine.attention.kernels.tiles import attend, row_offsets, table_entries
 from engine.attention.kernels.work import span_of
 
@@ -63,6 +64,28 @@ def _attend_piece(
 
 
 @triton.jit
+def _attend_heads(
+    Q, K, V, K_SCALE, V_SCALE, heads, alive, q_h, table, tile, end_tile, first, length, kv_b, kv_t, block_size,
+    block_shift, scale, soft_cap,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
+    PAGES: tl.constexpr, SOFT_CAP: tl.constexpr, UPCAST: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`_attend_piece` of the heads of one token, or its twin over pairs."""
+    if FP8:
+        maximum, total, acc = attend_piece_of_pairs(
+            Q, K, V, K_SCALE, V_SCALE, heads, alive, q_h, table, tile, end_tile, first, length, kv_b, kv_t, block_size,
+            block_shift, scale, soft_cap, D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, NATIVE,
+        )  # fmt: skip
+    else:
+        q = _load_query(Q, heads, alive, q_h, D, BLOCK_D, UPCAST)
+        maximum, total, acc = _attend_piece(
+            q, K, V, table, tile, end_tile, first, length, kv_b, kv_t, block_size, block_shift, scale, soft_cap,
+            D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
+        )  # fmt: skip
+    return maximum, total, acc
+
+
+@triton.jit
 def _store_piece(
     maximum, total, acc, OUT, PART, LSE, heads, alive, out_h, whole, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -80,16 +103,17 @@ def _store_piece(
 
 @triton.jit(do_not_specialize=["table_s", "num_heads", "group", "window", "block_size", "block_shift"])
 def decode_kernel(
-    Q, K, V, TABLE, SEQ_LENS, ITEMS, SKIP, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s, out_h, scale,
-    soft_cap, num_heads, group, window, block_size, block_shift,
+    Q, K, V, K_SCALE, V_SCALE, TABLE, SEQ_LENS, ITEMS, SKIP, OUT, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, out_s,
+    out_h, scale, soft_cap, num_heads, group, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
     PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SPLIT: tl.constexpr, SHARED: tl.constexpr,
-    EARLY: tl.constexpr, UPCAST: tl.constexpr,
+    EARLY: tl.constexpr, UPCAST: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV heads x ceil(group / BLOCK_M), bound on work items). TABLE is the block table, int32 [S, max_blocks],
     or with PAGES == "contiguous" the first row of each sequence, int64 [S]. ITEMS as in `plan`; unless SPLIT, item s
     is sequence s. SHARED: SEQ_LENS counts keys behind SKIP int32 [S] table entries; where there are such, the output is
-    a piece even if it is the only one. EARLY (Hopper): not the launch waits for the kernel before it, the programs."""
+    a piece even if it is the only one. EARLY (Hopper): not the launch waits for the kernel before it, the programs.
+    FP8: K and V are pairs as in `fp8`, K_SCALE and V_SCALE float32 [KH]; otherwise nobody looks at these."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     item = tl.program_id(1)
@@ -109,7 +133,6 @@ def decode_kernel(
     kv_head = tl.program_id(0) // head_tiles
     in_group = tl.program_id(0) % head_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     heads = kv_head * group + in_group
-    q = _load_query(Q + seq.to(tl.int64) * q_s, heads, in_group < group, q_h, D, BLOCK_D, UPCAST)
     base = kv_head.to(tl.int64) * kv_h
     if PAGES == "contiguous":
         base += tl.load(TABLE + seq) * kv_t
@@ -119,10 +142,10 @@ def decode_kernel(
         skip = tl.load(SKIP + seq)
         table += tl.where(length > 0, skip, 0)  # of an empty sequence an entry is looked at, too
         whole = whole & (skip == 0)
-    maximum, total, acc = _attend_piece(
-        q, K + base, V + base, table, tile, end_tile, first, length,
-        kv_b, kv_t, block_size, block_shift, scale, soft_cap,
-        D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST,
+    maximum, total, acc = _attend_heads(
+        Q + seq.to(tl.int64) * q_s, K + base, V + base, K_SCALE + kv_head, V_SCALE + kv_head, heads, in_group < group,
+        q_h, table, tile, end_tile, first, length, kv_b, kv_t, block_size, block_shift, scale, soft_cap,
+        D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, SOFT_CAP, UPCAST, FP8, NATIVE,
     )  # fmt: skip
     part = item.to(tl.int64) * num_heads
     _store_piece(

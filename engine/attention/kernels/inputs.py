@@ -12,9 +12,11 @@ import math
 import torch
 
 from engine.attention.checks import (
+    FP8,
     AttentionInputError,
     check_caches,
     check_count,
+    check_dtype,
     check_index,
     check_queries,
     check_rank,
@@ -25,9 +27,12 @@ from engine.attention.checks import (
     check_tensor,
     shown,
 )
+from engine.attention.kv_scales import KVScales, check_scales
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Types of Q, K and V that the kernels compute with; float32 is for checks: no tensor cores."""
+STORED = (*DTYPES, FP8)
+"""Types of caches."""
 MAX_HEAD_SIZE = 256
 
 MAX_RANK, MAX_ROTARY = 512, 128
@@ -75,11 +80,14 @@ def check_paged(
     *,
     max_seq_len: int,
     out: torch.Tensor | None,
+    scales: KVScales | None = None,
 ) -> None:
-    """Q [T, H, D], caches [NB, BS, KH, D], block_table [S, max_blocks] int32, seq_lens [S] int32."""
-    check_caches(k_cache, v_cache, DTYPES)
+    """Q [T, H, D], caches [NB, BS, KH, D], block_table [S, max_blocks] int32, seq_lens [S] int32; scales beside FP8."""
+    check_caches(k_cache, v_cache, STORED)
     check_same_strides(k_cache, v_cache)
+    check_scales(k_cache, scales)
     check_queries(q, k_cache, v_cache, out)
+    check_dtype("q", q, DTYPES)
     check_head_size(q.shape[2])
     check_table(block_table, seq_lens, k_cache.shape[1], max_seq_len)
     check_same_device(k_cache=k_cache, block_table=block_table)
@@ -94,12 +102,16 @@ def check_contiguous(
     *,
     max_seq_len: int,
     out: torch.Tensor | None,
+    scales: KVScales | None = None,
 ) -> None:
-    """Q [T, H, D], K and V [N, KH, D], starts [S] int64 (first row of each sequence), seq_lens [S] int32."""
+    """Q [T, H, D], K and V [N, KH, D], starts [S] int64 (first row of each sequence), seq_lens [S] int32; scales beside
+    FP8."""
     check_rank("k", k, 3, "[N, KH, D]")
-    check_caches(k[None], v[None], DTYPES)
+    check_caches(k[None], v[None], STORED)
     check_same_strides(k, v)
+    check_scales(k[None], scales)
     check_queries(q, k[None], v[None], out)
+    check_dtype("q", q, DTYPES)
     check_head_size(q.shape[2])
     check_index("starts", starts, ("S",), torch.int64)
     check_index("seq_lens", seq_lens, (starts.shape[0],), torch.int32)

@@ -16,6 +16,7 @@ import torch
 from engine.attention.checks import check_same_device
 from engine.attention.kernels.decode import decode_kernel, reduce_kernel
 from engine.attention.kernels.device import capability, launches_early, multiprocessors, on_device, upcast
+from engine.attention.kernels.fp8 import NOT_FP8, fp8_of, in_pairs, scales_of
 from engine.attention.kernels.inputs import (
     check_contiguous,
     check_kind,
@@ -29,6 +30,7 @@ from engine.attention.kernels.inputs import (
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut, DecodePlan, plan_decode
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, decode_config, decode_contiguous_config
+from engine.attention.kv_scales import KVScales
 
 PIECES_AT_ONCE = 32
 """Pieces that a program of the reduction loads together."""
@@ -48,6 +50,7 @@ def decode_attention(
     plan: DecodePlan | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """Attention of one query token a sequence, the last of its `seq_lens` tokens, over a paged KV cache.
@@ -57,11 +60,11 @@ def decode_attention(
     last `window` tokens only, the query's own included. `soft_cap` > 0: scores s become soft_cap * tanh(s / soft_cap).
     `workspace` float32 of `decode_workspace(...)` elements, else allocated. A `plan` of these lengths and shape, made
     once for all layers, brings its own config; else one is made, of `config` or of the rule's. Returns `out` [S, H, D],
-    written in place. AttentionInputError before anything is launched.
+    written in place. `scales` beside FP8 caches. AttentionInputError before anything is launched.
     """
     return prepared_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale=scale, max_seq_len=max_seq_len, out=out, workspace=workspace,
-        plan=plan, window=window, soft_cap=soft_cap, config=config,
+        plan=plan, window=window, soft_cap=soft_cap, scales=scales, config=config,
     )()  # fmt: skip
 
 
@@ -79,16 +82,17 @@ def prepared_decode(
     plan: DecodePlan | None,
     window: int,
     soft_cap: float,
+    scales: KVScales | None,
     config: DecodeConfig | None,
 ) -> Callable[[], torch.Tensor]:
     """`decode_attention`, checked but not launched: whoever launches several kernels checks all of them first."""
-    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out, scales=scales)
     check_one_query_each(q, seq_lens)
     block_size = k_cache.shape[1]
-    shape = shape_of(q, k_cache.shape[2], max_seq_len, block_size)
+    shape = shape_of(q, k_cache.shape[2], max_seq_len, block_size, k_cache.dtype)
     factor = score_factors(scale, window, soft_cap)
     cut = _cut(plan, shape, config, decode_config, window, workspace, q)
-    call = _Call(factor, soft_cap, Pages.of(block_size, cut.config.block_n), cut, window, plan)
+    call = _Call(factor, soft_cap, Pages.of(block_size, cut.config.block_n), cut, window, plan, scales)
     return functools.partial(
         _launch, q, k_cache, v_cache, with_an_entry(block_table), seq_lens, out, workspace, call
     )  # fmt: skip
@@ -108,36 +112,31 @@ def decode_contiguous(
     plan: DecodePlan | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """`decode_attention` without a table: the tokens of sequence s are rows starts[s], starts[s] + 1, ... of k and v.
 
     k, v [N, KH, D], equal strides; starts [S] int64; the rest as there.
     """
-    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out, scales=scales)
     check_one_query_each(q, seq_lens)
-    shape = shape_of(q, k.shape[1], max_seq_len, 0)
+    shape = shape_of(q, k.shape[1], max_seq_len, 0, k.dtype)
     factor = score_factors(scale, window, soft_cap)
     cut = _cut(plan, shape, config, decode_contiguous_config, window, workspace, q)
-    call = _Call(factor, soft_cap, Pages.contiguous(), cut, window, plan)
+    call = _Call(factor, soft_cap, Pages.contiguous(), cut, window, plan, scales)
     return _launch(q, k[None], v[None], starts, seq_lens, out, workspace, call)
 
 
-def shape_of(q: torch.Tensor, num_kv_heads: int, max_seq_len: int, block_size: int) -> DecodeShape:
-    """What the tuning rule reads of a call; q [S, H, D]."""
+def shape_of(
+    q: torch.Tensor, num_kv_heads: int, max_seq_len: int, block_size: int, stored: torch.dtype | None = None
+) -> DecodeShape:
+    """What the tuning rule reads of a call; q [S, H, D]. `stored`: type of the cache; None: q's."""
     num_seqs, num_heads, head_size = q.shape
-    group = num_heads // num_kv_heads
-    return DecodeShape(
-        num_seqs,
-        num_kv_heads,
-        group,
-        head_size,
-        q.element_size(),
-        max_seq_len,
-        block_size,
-        multiprocessors(q.device),
-        capability(q.device),
-    )
+    heads = num_kv_heads, num_heads // num_kv_heads, head_size
+    element_bytes = (stored or q.dtype).itemsize
+    device = multiprocessors(q.device), capability(q.device)
+    return DecodeShape(num_seqs, *heads, element_bytes, max_seq_len, block_size, *device)
 
 
 def decode_workspace(shape: DecodeShape, config: DecodeConfig, window: int = 0) -> int:
@@ -154,6 +153,7 @@ class _Call:
     window: int
     plan: DecodePlan | None
     """None: to be made."""
+    scales: KVScales | None
 
 
 def _cut(
@@ -198,8 +198,9 @@ def _launch(
         workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
     lse = workspace[cut.floats // (head_size + 1) * head_size :]
     launch_pieces(
-        q, k, v, table, seq_lens, out, workspace, lse, plan, call.pages, scale=call.scale, soft_cap=call.soft_cap
-    )
+        q, k, v, table, seq_lens, out, workspace, lse, plan, call.pages, scale=call.scale, soft_cap=call.soft_cap,
+        scales=call.scales,
+    )  # fmt: skip
     if cut.split:
         with on_device(q):
             reduce_kernel[(num_seqs, num_heads)](
@@ -223,21 +224,24 @@ def launch_pieces(
     *,
     scale: float,
     soft_cap: float,
+    scales: KVScales | None,
     skip: torch.Tensor | None = None,
 ) -> None:
     """The decode kernel alone: outputs of sequences in one piece, parts of the others. `skip` int32 [S]: table entries
     that a sequence's keys begin behind; `seq_lens` count from there."""
-    cut, head_size = plan.cut, q.shape[2]
+    cut, head_size, fp8 = plan.cut, q.shape[2], fp8_of(decode_kernel, k)
+    k, v = in_pairs(k), in_pairs(v)
     with on_device(q):
         decode_kernel[(cut.grid_heads, cut.max_items)](
-            q, k, v, table, seq_lens, plan.items, seq_lens if skip is None else skip, out, part, lse,
+            q, k, v, *scales_of(scales, q), table, seq_lens, plan.items, seq_lens if skip is None else skip, out,
+            part, lse,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), table.stride(0),
             out.stride(0), out.stride(1), scale, soft_cap, q.shape[1], cut.shape.group, plan.window,
             pages.block_size, pages.shift,
             **decode_options(
                 cut.config, head_size, cut.block_m, pages.mode, windowed=plan.window > 0,
                 capped=soft_cap > 0, split=cut.split, shared=skip is not None, early=launches_early(q),
-                upcast=upcast(decode_kernel, q.dtype),
+                upcast=upcast(decode_kernel, q.dtype) and not fp8["FP8"], fp8=fp8,
             ),
         )  # fmt: skip
 
@@ -254,11 +258,12 @@ def decode_options(
     shared: bool = False,
     early: bool = False,
     upcast: bool = False,
+    fp8: dict[str, bool] = NOT_FP8,
 ) -> dict[str, Any]:
-    """What is compiled into decode_kernel; `early`: programmatic dependent launch."""
+    """What is compiled into decode_kernel; `early`: programmatic dependent launch; `fp8` as `fp8_of`."""
     options = {
         "D": head_size,
-        "BLOCK_D": padded(head_size),
+        "BLOCK_D": max(padded(head_size), 32 if fp8["FP8"] else 0),
         "BLOCK_M": block_m,
         "BLOCK_N": config.block_n,
         "NUM_STAGES": config.num_stages,
@@ -272,7 +277,7 @@ def decode_options(
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
-    return options | launched(early)
+    return options | fp8 | launched(early)
 
 
 def reduce_options(head_size: int, *, early: bool) -> dict[str, Any]:

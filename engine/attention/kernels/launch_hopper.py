@@ -16,6 +16,7 @@ from engine.attention.kernels.device import multiprocessors, on_device
 from engine.attention.kernels.inputs import check_contiguous, check_paged, check_query_starts, score_factors
 from engine.attention.kernels.matrix import MAX_COORDINATE, VECTOR_BYTES, CacheMatrix
 from engine.attention.kernels.prefill_hopper import hopper_kernel
+from engine.attention.kv_scales import KVScales
 
 ROWS = 64
 """Query rows of a warpgroup; a tile has two."""
@@ -58,7 +59,7 @@ def supports_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_siz
     block_size 0: the contiguous twin's k and v, one block of all rows.
     """
     num_heads, head_size = q.shape[1:]
-    fits = q.dtype in DTYPES and head_size in HEAD_SIZES and num_heads // k.shape[2] <= 2 * ROWS
+    fits = q.dtype in DTYPES and k.dtype == q.dtype and head_size in HEAD_SIZES and num_heads // k.shape[2] <= 2 * ROWS
     box = box_rows(block_size, HopperConfig().block_n)
     return fits and k.numel() > 0 and box > 0 and CacheMatrix.of(k, v, box) is not None
 
@@ -75,10 +76,11 @@ def prefill_hopper(
     max_query_len: int,
     max_seq_len: int,
     out: torch.Tensor | None = None,
+    scales: KVScales | None = None,
     config: HopperConfig | None = None,
 ) -> torch.Tensor:
-    """`prefill_attention` where `supports_shapes` says so: the same but for window and soft-cap."""
-    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
+    """`prefill_attention` where `supports_shapes` says so: the same but for window and soft-cap. FP8 is refused."""
+    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out, scales=scales)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     call = HopperCall(score_factors(scale, 0, 0.0), max_query_len, k_cache.shape[1], config or HopperConfig())
     return call.launch(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, out)
@@ -96,10 +98,11 @@ def prefill_hopper_contiguous(
     max_query_len: int,
     max_seq_len: int,
     out: torch.Tensor | None = None,
+    scales: KVScales | None = None,
     config: HopperConfig | None = None,
 ) -> torch.Tensor:
     """`prefill_contiguous` where `supports_shapes` says so of k[None] and v[None]."""
-    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_contiguous(q, k, v, starts, seq_lens, max_seq_len=max_seq_len, out=out, scales=scales)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     call = HopperCall(score_factors(scale, 0, 0.0), max_query_len, 0, config or HopperConfig())
     return call.launch(q, k[None], v[None], starts, query_start_loc, seq_lens, out)
@@ -128,9 +131,9 @@ class HopperCall:
         """k, v [NB, BS, KH, D]; table is the block table, or the starts of the twin."""
         if not supports_shapes(q, k, v, self.block_size):
             raise AttentionInputError(
-                f"hopper prefill: expected {DTYPES}, head size in {HEAD_SIZES}, at most {2 * ROWS} query heads a KV "
-                f"head, block size in whole {SWIZZLE_ROWS} slots, whole 16-byte strides; got q {tuple(q.shape)} "
-                f"{q.dtype}, k {tuple(k.shape)} with strides {k.stride()}"
+                f"hopper prefill: expected Q, K and V of one of {DTYPES}, head size in {HEAD_SIZES}, at most "
+                f"{2 * ROWS} query heads a KV head, block size in whole {SWIZZLE_ROWS} slots, whole 16-byte strides; "
+                f"got q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype} with strides {k.stride()}"
             )
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         group, num_seqs = q.shape[1] // k.shape[2], seq_lens.shape[0]

@@ -16,6 +16,7 @@ from engine.attention.kernels.launch_prefill import prepared_prefill
 from engine.attention.kernels.plan import DecodePlan
 from engine.attention.kernels.streams import side_by_side
 from engine.attention.kernels.tuning import MixedConfig, mixed_config
+from engine.attention.kv_scales import KVScales
 
 
 def mixed_attention(
@@ -35,6 +36,7 @@ def mixed_attention(
     plan: DecodePlan | None = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     config: MixedConfig | None = None,
 ) -> torch.Tensor:
     """`prefill_attention` of a batch whose first `num_decodes` sequences have one query token each.
@@ -42,7 +44,7 @@ def mixed_attention(
     Rows of q and out are in the order of the sequences: decodes, then chunks. `plan`: of the decodes alone.
     AttentionInputError before a launch.
     """
-    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out, scales=scales)
     check_query_starts(query_start_loc, seq_lens, max_query_len)
     _check_num_decodes(num_decodes, q, seq_lens)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -50,12 +52,13 @@ def mixed_attention(
     n = num_decodes
     decodes = prepared_decode(
         q[:n], k_cache, v_cache, block_table[:n], seq_lens[:n], scale=scale, max_seq_len=max_seq_len,
-        out=out[:n], workspace=workspace, plan=plan, window=window, soft_cap=soft_cap, config=config.decode,
+        out=out[:n], workspace=workspace, plan=plan, window=window, soft_cap=soft_cap, scales=scales,
+        config=config.decode,
     )  # fmt: skip
     chunks = prepared_prefill(
         q, k_cache, v_cache, block_table[n:], query_start_loc[n:], seq_lens[n:], scale=scale,
         max_query_len=max_query_len, max_seq_len=max_seq_len, out=out, window=window, soft_cap=soft_cap,
-        config=config.prefill,
+        scales=scales, config=config.prefill,
     )  # fmt: skip
     if config.overlap == "none" or not q.is_cuda or n in (0, len(seq_lens)):
         decodes()

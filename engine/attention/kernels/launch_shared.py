@@ -15,6 +15,7 @@ import torch
 
 from engine.attention.checks import AttentionInputError, check_index, check_same_device
 from engine.attention.kernels.device import launches_early, on_device, upcast
+from engine.attention.kernels.fp8 import NOT_FP8, fp8_of, scales_of
 from engine.attention.kernels.inputs import (
     check_kind,
     check_one_query_each,
@@ -30,6 +31,7 @@ from engine.attention.kernels.plan import Cut, DecodePlan, plan_decode
 from engine.attention.kernels.shared_prefix import merge_kernel, shared_kernel, shared_plan_kernel
 from engine.attention.kernels.streams import side_by_side
 from engine.attention.kernels.tuning import DecodeShape, SharedConfig, decode_config, shared_config
+from engine.attention.kv_scales import KVScales, as_bytes
 from engine.attention.shared_prefix import SharedPrefixes
 
 ITEM_FIELDS, SEQ_FIELDS = 8, 4
@@ -143,6 +145,7 @@ def shared_prefix_attention(
     workspace: torch.Tensor | None = None,
     plan: SharedPlan | None = None,
     soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     config: SharedConfig | None = None,
 ) -> torch.Tensor:
     """`decode_attention` of rows of which some start with the same blocks: the same result, shared keys read once.
@@ -151,14 +154,14 @@ def shared_prefix_attention(
     window: what left it would have to be told apart row by row; such layers take `decode_attention`. A `plan` of these
     lengths, groups and shape, made once for all layers, brings its own config. The rest as there.
     """
-    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out)
+    check_paged(q, k_cache, v_cache, block_table, seq_lens, max_seq_len=max_seq_len, out=out, scales=scales)
     check_one_query_each(q, seq_lens)
     check_index("shared members", shared.members, (len(seq_lens),), torch.int32)
     check_same_device(q=q, members=shared.members)
     check_kind("plan", plan, SharedPlan)
     check_kind("config", config, SharedConfig)
     factor = score_factors(scale, 0, soft_cap)
-    shape = shape_of(q, k_cache.shape[2], max_seq_len, k_cache.shape[1])
+    shape = shape_of(q, k_cache.shape[2], max_seq_len, k_cache.shape[1], k_cache.dtype)
     if plan is not None:
         plan.check(shape, len(shared.groups), config)
         check_same_device(q=q, plan=plan.items)
@@ -171,7 +174,8 @@ def shared_prefix_attention(
     plan = plan or plan_shared(seq_lens, shared, shape, cut.config)
     if workspace is None:
         workspace = torch.empty(cut.floats, dtype=torch.float32, device=q.device)
-    call = _Call(q, k_cache, v_cache, with_an_entry(block_table), out, _Parts.of(workspace, cut), factor, soft_cap)
+    parts, table = _Parts.of(workspace, cut), with_an_entry(block_table)
+    call = _Call(q, k_cache, v_cache, table, out, parts, factor, soft_cap, scales)
     _launch(call, shared, plan)
     return out
 
@@ -204,6 +208,7 @@ class _Call:
     parts: _Parts
     scale: float
     soft_cap: float
+    scales: KVScales | None
 
 
 def _launch(call: _Call, shared: SharedPrefixes, plan: SharedPlan) -> None:
@@ -224,16 +229,16 @@ def _launch(call: _Call, shared: SharedPrefixes, plan: SharedPlan) -> None:
 
 
 def _launch_shared(call: _Call, shared: SharedPrefixes, plan: SharedPlan, *, early: bool) -> None:
-    cut, q, k = plan.cut, call.q, call.k
+    cut, q, k, fp8 = plan.cut, call.q, as_bytes(call.k), fp8_of(shared_kernel, call.k)
     pages = Pages.of(cut.shape.block_size, cut.config.block_n)
     with on_device(q):
         shared_kernel[(cut.shape.num_kv_heads, cut.most_items)](
-            q, k, call.v, call.table, plan.items, shared.members, call.parts.shared, call.parts.shared_lse,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), call.table.stride(0), call.scale,
-            call.soft_cap, cut.shape.group, pages.block_size, pages.shift,
+            q, k, as_bytes(call.v), *scales_of(call.scales, q), call.table, plan.items, shared.members,
+            call.parts.shared, call.parts.shared_lse, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2),
+            call.table.stride(0), call.scale, call.soft_cap, cut.shape.group, pages.block_size, pages.shift,
             **shared_options(
                 cut.config, q.shape[2], pages.mode, capped=call.soft_cap > 0, early=early,
-                upcast=upcast(shared_kernel, q.dtype),
+                upcast=upcast(shared_kernel, q.dtype) and not fp8["FP8"], fp8=fp8,
             ),
         )  # fmt: skip
 
@@ -242,7 +247,7 @@ def _launch_own(call: _Call, plan: SharedPlan) -> None:
     pages = Pages.of(plan.cut.shape.block_size, plan.own.cut.config.block_n)
     launch_pieces(
         call.q, call.k, call.v, call.table, plan.own_lens, call.out, call.parts.own, call.parts.own_lse, plan.own,
-        pages, scale=call.scale, soft_cap=call.soft_cap, skip=plan.skip,
+        pages, scale=call.scale, soft_cap=call.soft_cap, scales=call.scales, skip=plan.skip,
     )  # fmt: skip
 
 
@@ -263,9 +268,16 @@ def shared_plan_options(config: SharedConfig, num_groups: int) -> dict[str, Any]
 
 
 def shared_options(
-    config: SharedConfig, head_size: int, mode: Mode, *, capped: bool, early: bool, upcast: bool = False
+    config: SharedConfig,
+    head_size: int,
+    mode: Mode,
+    *,
+    capped: bool,
+    early: bool,
+    upcast: bool = False,
+    fp8: dict[str, bool] = NOT_FP8,
 ) -> dict[str, Any]:
-    """What is compiled into shared_kernel; `early`: programmatic dependent launch."""
+    """What is compiled into shared_kernel; `early`: programmatic dependent launch; `fp8` as `fp8_of`."""
     options = {
         "D": head_size,
         "BLOCK_D": padded(head_size),
@@ -279,7 +291,7 @@ def shared_options(
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
-    return options | launched(early)
+    return options | fp8 | launched(early)
 
 
 def merge_options(config: SharedConfig, head_size: int, *, split: bool, early: bool) -> dict[str, Any]:

@@ -12,13 +12,15 @@ first.
 import triton
 import triton.language as tl
 
-from engine.attention.kernels.tiles import attend, row_offsets, table_entries
+from engine.attention.kernels.fp8 import unpacked
+from engine.attention.kernels.tiles import attend, computed_query, row_offsets, table_entries
 from engine.attention.kernels.work import locate_tile
 
 
 @triton.jit
 def _load_tile(
     K, V, K_DESC, V_DESC, offsets, row, column, D: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
+    FP8: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """K and V [BLOCK_N, BLOCK_D]: by descriptor from (row, column) of the cache seen as a matrix, or by pointers."""
     if TMA:
@@ -29,8 +31,11 @@ def _load_tile(
         v = tl.load(V + offsets)
     else:
         mask = tl.arange(0, BLOCK_D)[None, :] < D
-        k = tl.load(K + offsets, mask=mask, other=0.0)
-        v = tl.load(V + offsets, mask=mask, other=0.0)
+        k = tl.load(K + offsets, mask=mask, other=0)
+        v = tl.load(V + offsets, mask=mask, other=0)
+    if FP8:
+        k = unpacked(k, NATIVE)
+        v = unpacked(v, NATIVE)
     return k, v
 
 
@@ -40,6 +45,7 @@ def attend_tiles(
     kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, PAGES: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
+    FP8: tl.constexpr = False, NATIVE: tl.constexpr = False,
 ):  # fmt: skip
     """(maximum, total, acc) after the tiles [tile, end_tile), of which every row sees every key unless MASKED.
 
@@ -58,7 +64,7 @@ def attend_tiles(
         elif PAGES == "whole":
             row = entries * rows_b + start % block_size
         entries = table_entries(table, start + BLOCK_N, rows, first, last, block_size, block_shift, PAGES)
-        k, v = _load_tile(K, V, K_DESC, V_DESC, offsets, row, column, D, BLOCK_D, TMA)
+        k, v = _load_tile(K, V, K_DESC, V_DESC, offsets, row, column, D, BLOCK_D, TMA, FP8, NATIVE)
         keys = (start + rows)[None, :]
         visible = keys <= positions[:, None]
         if WINDOW:
@@ -92,6 +98,7 @@ def _attend_rows(
     block_shift, scale, soft_cap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
     PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
+    FP8: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """(total, acc) of query rows at `positions` within [low, high) over all keys that they see."""
     first, tile, whole, whole_end, end = _stretches(low, high, window, BLOCK_N, WINDOW)
@@ -103,17 +110,17 @@ def _attend_rows(
         maximum, total, acc = attend_tiles(
             q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, tile, whole, first, last, base_row, column,
             kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
-            D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, True, WINDOW, SOFT_CAP, False, UPCAST,
+            D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, True, WINDOW, SOFT_CAP, False, UPCAST, FP8, NATIVE,
         )  # fmt: skip
     maximum, total, acc = attend_tiles(
         q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, whole, whole_end, first, last, base_row, column,
         kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
-        D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, False, WINDOW, SOFT_CAP, TMA, UPCAST,
+        D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, False, WINDOW, SOFT_CAP, TMA, UPCAST, FP8, NATIVE,
     )  # fmt: skip
     maximum, total, acc = attend_tiles(
         q, maximum, total, acc, positions, K, V, K_DESC, V_DESC, table, whole_end, end, first, last, base_row, column,
         kv_b, kv_t, rows_b, window, block_size, block_shift, scale, soft_cap,
-        D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, True, WINDOW, SOFT_CAP, False, UPCAST,
+        D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, True, WINDOW, SOFT_CAP, False, UPCAST, FP8, NATIVE,
     )  # fmt: skip
     return total, acc
 
@@ -129,13 +136,15 @@ def _tile_rows(tile, first_head, queries, group, BLOCK_M: tl.constexpr):
 
 @triton.jit(do_not_specialize=["table_s", "rows_b", "num_seqs", "group", "window", "block_size", "block_shift"])
 def prefill_kernel(
-    Q, K, V, K_DESC, V_DESC, TABLE, QUERY_STARTS, SEQ_LENS, OUT, q_t, q_h, kv_b, kv_t, kv_h, table_s, out_t, out_h,
-    rows_b, scale, soft_cap, num_seqs, group, window, block_size, block_shift,
+    Q, K, V, K_DESC, V_DESC, K_SCALE, V_SCALE, TABLE, QUERY_STARTS, SEQ_LENS, OUT, q_t, q_h, kv_b, kv_t, kv_h, table_s,
+    out_t, out_h, rows_b, scale, soft_cap, num_seqs, group, window, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
     PAGES: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, TMA: tl.constexpr, UPCAST: tl.constexpr,
+    FP8: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Grid (bound on query tiles, KV heads). TABLE as in decode; with TMA, K_DESC and V_DESC show the cache as a
-    matrix of kv_t elements a row, in which block b starts at row b * rows_b and KV head h at column h * kv_h."""
+    matrix of kv_t elements a row, in which block b starts at row b * rows_b and KV head h at column h * kv_h. FP8: K
+    and V are bytes of E4M3, K_SCALE and V_SCALE float32 [KH]."""
     tile_queries = BLOCK_M // group
     seq, first_item = locate_tile(QUERY_STARTS, num_seqs, tl.program_id(0), tile_queries)
     if seq >= num_seqs:
@@ -151,8 +160,9 @@ def prefill_kernel(
     mask = alive[:, None] & (dims < D)
     tokens = (start + query).to(tl.int64)[:, None]
     q = tl.load(Q + tokens * q_t + heads[:, None] * q_h + dims, mask=mask, other=0.0)
-    if UPCAST:
-        q = q.to(tl.float32)
+    q, unit = computed_query(q, UPCAST, FP8)
+    if FP8:
+        scale *= unit * tl.load(K_SCALE + kv_head)
     base = kv_head.to(tl.int64) * kv_h
     base_row = 0
     if PAGES == "contiguous":
@@ -164,7 +174,9 @@ def prefill_kernel(
         q, context + query, low, tl.minimum(low + tile_queries, length), K + base, V + base, K_DESC, V_DESC,
         TABLE + seq.to(tl.int64) * table_s, base_row, kv_head * kv_h, kv_b, kv_t, rows_b, window, block_size,
         block_shift, scale, soft_cap,
-        D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, WINDOW, SOFT_CAP, TMA, UPCAST,
+        D, BLOCK_D, BLOCK_M, BLOCK_N, NUM_STAGES, PAGES, WINDOW, SOFT_CAP, TMA, UPCAST, FP8, NATIVE,
     )  # fmt: skip
+    if FP8:
+        acc *= tl.load(V_SCALE + kv_head)
     result = (acc / tl.where(total > 0, total, 1.0)[:, None]).to(OUT.dtype.element_ty)
     tl.store(OUT + tokens * out_t + heads[:, None] * out_h + dims, result, mask=mask)

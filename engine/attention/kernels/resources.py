@@ -33,10 +33,10 @@ from engine.attention.kernels.matrix import CacheMatrix
 from engine.attention.kernels.variants import DTYPES, Variant, variants
 
 ARCHITECTURES = (80, 90)
-SHARED_PER_SM = {80: 164 * 1024, 90: 228 * 1024}
+SHARED_PER_SM = {80: 164 * 1024, 89: 100 * 1024, 90: 228 * 1024}
 """Bytes of shared memory of a multiprocessor; each resident program takes 1 KiB more than it asks for."""
 REGISTERS_PER_SM = 65_536
-THREADS_PER_SM = 2_048
+THREADS_PER_SM = {80: 2_048, 89: 1_536, 90: 2_048}
 WARP = 32
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {
@@ -56,9 +56,11 @@ POINTERS = {
     "OWN_LSE": "*fp32",
     "SLOTS": "*i64",
     "PAIRS": "*i64",
+    "K_SCALE": "*fp32",
+    "V_SCALE": "*fp32",
 }
 FLOATS = ("scale", "soft_cap")
-SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "SHARED", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG")
+SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "SHARED", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG", "FP8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,19 @@ def type_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
         return hopper_descriptor(name, dtype, constants) if "BOX" in constants else descriptor(dtype, constants)
     if name in FLOATS:
         return "fp32"
+    if constants.get("FP8") and name in stored_in(constants):
+        return "*i16" if "SPLIT" in constants else "*u8"
     return POINTERS.get(name, f"*{dtype}") if name.isupper() else "i32"
+
+
+def stored_in(constants: dict[str, Any]) -> tuple[str, str]:
+    """Names of the caches: the write has K and V besides."""
+    return ("K_CACHE", "V_CACHE") if "TOKENS" in constants else ("K", "V")
 
 
 def descriptor(dtype: str, constants: dict[str, Any]) -> str:
     """Of prefill_kernel's K_DESC and V_DESC, for which it gets the tensors themselves without TMA."""
+    dtype = "u8" if constants.get("FP8") else dtype
     return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>" if constants["TMA"] else f"*{dtype}"
 
 
@@ -229,7 +239,7 @@ def resident(architecture: int, shared: int, registers: int, num_warps: int) -> 
     limits = (
         SHARED_PER_SM[architecture] // (shared + 1024),
         REGISTERS_PER_SM // (per_warp * num_warps),
-        THREADS_PER_SM // (WARP * num_warps),
+        THREADS_PER_SM[architecture] // (WARP * num_warps),
         32,
     )
     return min(limits)

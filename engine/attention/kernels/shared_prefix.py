@@ -13,6 +13,7 @@ import triton.language as tl
 
 from engine.attention.kernels.decode import merge_pieces
 from engine.attention.kernels.prefill import attend_tiles
+from engine.attention.kernels.tiles import computed_query
 
 
 @triton.jit
@@ -99,10 +100,11 @@ def _item(item):
 
 @triton.jit(do_not_specialize=["table_s", "group", "block_size", "block_shift"])
 def shared_kernel(
-    Q, K, V, TABLE, ITEMS, MEMBERS, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, scale, soft_cap, group,
-    block_size, block_shift,
+    Q, K, V, K_SCALE, V_SCALE, TABLE, ITEMS, MEMBERS, PART, LSE, q_s, q_h, kv_b, kv_t, kv_h, table_s, scale, soft_cap,
+    group, block_size, block_shift,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr,
-    PAGES: tl.constexpr, SOFT_CAP: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr,
+    PAGES: tl.constexpr, SOFT_CAP: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr, FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Grid (KV heads, most items). PART fp32 [items, KH, BLOCK_M, D] and LSE fp32 [items, KH, BLOCK_M]; EARLY as in
     decode. Pair r of a group is member r // group and query head r % group of the KV head's."""
@@ -120,9 +122,9 @@ def shared_kernel(
     mask = alive[:, None] & (dims < D)
     seq = tl.load(MEMBERS + first_member + pair // group, mask=alive, other=0).to(tl.int64)
     head = kv_head * group + pair % group
-    q = tl.load(Q + (seq * q_s + head * q_h)[:, None] + dims, mask=mask, other=0.0)
-    if UPCAST:
-        q = q.to(tl.float32)
+    q, unit = computed_query(tl.load(Q + (seq * q_s + head * q_h)[:, None] + dims, mask=mask, other=0.0), UPCAST, FP8)
+    if FP8:
+        scale *= unit * tl.load(K_SCALE + kv_head)
     K += kv_head.to(tl.int64) * kv_h
     V += kv_head.to(tl.int64) * kv_h
     table = TABLE + leader.to(tl.int64) * table_s
@@ -135,13 +137,15 @@ def shared_kernel(
     maximum, total, acc = attend_tiles(
         q, maximum, total, acc, positions, K, V, K, V, table, tile, whole, 0, last, 0, 0, kv_b, kv_t, 0, 0, block_size,
         block_shift, scale, soft_cap,
-        D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, False, False, SOFT_CAP, False, UPCAST,
+        D, BLOCK_D, BLOCK_N, NUM_STAGES, PAGES, False, False, SOFT_CAP, False, UPCAST, FP8, NATIVE,
     )  # fmt: skip
     maximum, total, acc = attend_tiles(
         q, maximum, total, acc, positions, K, V, K, V, table, whole, end_tile, 0, last, 0, 0, kv_b, kv_t, 0, 0,
         block_size, block_shift, scale, soft_cap,
-        D, BLOCK_D, BLOCK_N, 1, PAGES, True, False, SOFT_CAP, False, UPCAST,
+        D, BLOCK_D, BLOCK_N, 1, PAGES, True, False, SOFT_CAP, False, UPCAST, FP8, NATIVE,
     )  # fmt: skip
+    if FP8:
+        acc *= tl.load(V_SCALE + kv_head)
     row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * BLOCK_M + tl.arange(0, BLOCK_M)
     tl.store(PART + row[:, None] * D + dims, acc / total[:, None], mask=mask)
     tl.store(LSE + row, maximum + tl.log2(total), mask=alive)

@@ -59,6 +59,23 @@ def row_offsets(
 
 
 @triton.jit
+def computed_query(q, UPCAST: tl.constexpr, FP8: tl.constexpr):
+    """Q in the type of the products, and the power of two that it was divided by.
+
+    Over an FP8 cache products are float16's, which holds every number of E4M3; a bfloat16 Q, of a wider range, is
+    brought within it.
+    """
+    unit = 1.0
+    if UPCAST:
+        q = q.to(tl.float32)
+    elif FP8 and q.dtype == tl.bfloat16:
+        wide = q.to(tl.float32)
+        unit = tl.exp2(tl.ceil(tl.log2(tl.maximum(tl.max(tl.abs(wide)), 1e-30))))
+        q = (wide / unit).to(tl.float16)
+    return q, unit
+
+
+@triton.jit
 def capped(scores, soft_cap):
     """soft_cap * tanh(scores / soft_cap) in float32; exact limits for any finite score, and no libdevice."""
     return soft_cap - 2 * soft_cap / (1 + tl.exp(scores * (2 / soft_cap)))
@@ -79,6 +96,9 @@ def attend(
     if UPCAST:  # the interpreter computes bfloat16 wrongly; it only loads and stores it
         k = k.to(tl.float32)
         v = v.to(tl.float32)
+    else:  # another type only where a float32 Q meets an FP8 cache
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     return weigh(scores, v, maximum, total, acc, visible, scale, soft_cap, MASKED, SOFT_CAP)
 

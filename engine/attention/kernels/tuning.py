@@ -58,6 +58,7 @@ class DecodeShape:
     group: int
     head_size: int
     element_bytes: int
+    """Of K and V."""
     max_seq_len: int
     block_size: int
     """0 for the contiguous twin."""
@@ -72,20 +73,22 @@ def decode_config(shape: DecodeShape) -> DecodeConfig:
     Few programs: three stages hide the latency of a lone one, the keys are cut into two waves; with many keys larger
     tiles in fewer stages keep more programs resident. Many programs: all that are resident run at once, pieces of
     1,024 tokens even out ragged batches. Between one and four waves of uncut sequences (multi-head attention, small
-    batches) the last wave would be lonely: finer pieces fill it.
+    batches) the last wave would be lonely: finer pieces fill it. FP8 has half the bytes a tile: a stage more keeps as
+    many on their way.
     """
     sms, narrow, wide = shape.num_sms, *_tiles(shape)
+    few, more = (3, 4) if shape.element_bytes == 1 else (2, 3)
     uncut = shape.num_seqs * shape.num_kv_heads
     if uncut < 2 * sms:
         if shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS:
-            return DecodeConfig(wide, 4, 2, programs=2 * sms, min_piece_tokens=128)
+            return DecodeConfig(wide, 4, few, programs=2 * sms, min_piece_tokens=128)
         least = max(64, min(256, shape.max_seq_len // 16))
-        return DecodeConfig(narrow, 4, 3, programs=2 * sms, min_piece_tokens=least)
+        return DecodeConfig(narrow, 4, more, programs=2 * sms, min_piece_tokens=least)
     whole = 7 * sms // 2
     if shape.group == 1 and uncut < 4 * sms:
         least = 1024 if shape.max_seq_len <= 1024 else 512
-        return DecodeConfig(wide, 4, 2, programs=16 * sms, min_piece_tokens=least, whole_programs=whole)
-    return DecodeConfig(narrow, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+        return DecodeConfig(wide, 4, few, programs=16 * sms, min_piece_tokens=least, whole_programs=whole)
+    return DecodeConfig(narrow, 4, few, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
 
 
 def decode_contiguous_config(shape: DecodeShape) -> DecodeConfig:
@@ -173,6 +176,8 @@ class PrefillShape:
     capability: int = 90
     """Compute capability of the device, major and minor: 90 for an H200."""
     windowed: bool = False
+    fp8: bool = False
+    """Whether K and V are; `element_bytes` are Q's."""
 
 
 def prefill_config(shape: PrefillShape) -> PrefillConfig:

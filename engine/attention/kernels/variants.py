@@ -66,6 +66,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """By Triton's names."""
 
 
+FP8_ARCHITECTURE = 89
+"""From which on E4M3 is converted by instructions; what moves bits about elsewhere is not tuned."""
+FP8_CASES = ((16, 128), (24, 128), (0, 128), (256, 128), (16, 64), (16, 80), (16, 256))
+"""Block size and head size over an FP8 cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A kernel and what is compiled into it."""
@@ -88,6 +94,8 @@ def variants(architecture: int) -> list[Variant]:
     attention = [*_decode(architecture), *_prefill(architecture), *_shared(architecture)]
     if architecture // 10 == CAPABILITY:
         attention += _hopper()
+    if architecture >= FP8_ARCHITECTURE:
+        attention += _fp8(architecture)
     return list(dict.fromkeys([*attention, *_write(), *_copy()]))
 
 
@@ -171,6 +179,33 @@ def hopper(dtype: str, head_size: int, group: int, block_size: int) -> Variant:
     boxed = group if query_descriptor(q, group) else 0
     pages = HopperCall(1.0, 1, block_size, config).pages(box)
     return Variant.of(hopper_kernel, dtype, kernel_options(config, head_size, box, pages, boxed))
+
+
+def _fp8(architecture: int) -> Iterator[Variant]:
+    """FP8 caches, which Hopper's own prefill kernel does not take."""
+    fp8 = {"FP8": True, "NATIVE": True}
+    for block_size, head_size in FP8_CASES:
+        for batch in BATCHES:
+            shape = DecodeShape(batch, *MODEL, head_size, 1, 8192, block_size, NUM_SMS, architecture)
+            config = decode_config(shape) if block_size else decode_contiguous_config(shape)
+            cut = Cut.of(shape, config, 0)
+            mode, switches = _mode(block_size, config.block_n), {"windowed": False, "capped": False, "split": cut.split}
+            yield Variant.of(
+                decode_kernel, "bf16", decode_options(config, head_size, cut.block_m, mode, **switches, fp8=fp8)
+            )
+            sizes = (QUERIES * batch, batch, *MODEL, head_size, 2, QUERIES, 8192, block_size)
+            chunk = prefill_config(PrefillShape(*sizes, NUM_SMS, architecture, fp8=True))
+            mode = _mode(block_size, chunk.block_n)
+            tma = chunk.use_tma and mode in ("contiguous", "whole") and padded(head_size) == head_size
+            options = prefill_options(chunk, head_size, mode, windowed=False, capped=False, tma=tma, fp8=fp8)
+            yield Variant.of(prefill_kernel, "bf16", options)
+            if block_size:
+                among = shared_config(shape)
+                mode, early = _mode(block_size, among.block_n), among.overlap == "none"
+                options = shared_options(among, head_size, mode, capped=False, early=early, fp8=fp8)
+                yield Variant.of(shared_kernel, "bf16", options)
+    options = write_options(write_config(2048, 8 * 128), 128, 8, Pages.of_slots(16).mode, fp8=fp8)
+    yield Variant.of(write_kernel, "bf16", options)
 
 
 def _write() -> Iterator[Variant]:

@@ -16,7 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.attention.checks import shown
+from engine.attention.checks import FP8, shown
+from engine.attention.kernels.fp8 import fp8_of, quantized, scales_of
+from engine.attention.kv_scales import KVScales, as_bytes, check_scales
 from engine.model.kernels.inputs import check_dense, check_floats, described
 from engine.model.kernels.launching import on_device
 
@@ -27,13 +29,15 @@ THREAD_ELEMENTS = 8
 
 @triton.jit
 def rotate_kernel(
-    QKV, COS_SIN, POSITIONS, SLOTS, K_CACHE, V_CACHE, Q_NORM, K_NORM, kv_b, kv_t, kv_h, eps,
+    QKV, COS_SIN, POSITIONS, SLOTS, K_CACHE, V_CACHE, K_SCALE, V_SCALE, Q_NORM, K_NORM, kv_b, kv_t, kv_h, eps,
     H: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, BLOCK_HALF: tl.constexpr, FIRST: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, ceil((H + 2 KH - FIRST) / HEADS)): HEADS heads of a token a program, queries, then keys, then values.
 
-    FIRST: the first head with work, H where queries stay as they are.
+    FIRST: the first head with work, H where queries stay as they are. FP8: the caches are bytes of E4M3, K_SCALE and
+    V_SCALE float32 [KH]; otherwise nobody looks at these.
     """
     half: tl.constexpr = D // 2
     token = tl.program_id(0)
@@ -60,6 +64,10 @@ def rotate_kernel(
     if FIRST == 0:
         tl.store(at, first, mask=inside & (heads < H))
         tl.store(at + half, second, mask=inside & (heads < H))
+    if FP8:
+        scale = _scales_of_heads(K_SCALE, V_SCALE, heads, H, KH)
+        first = quantized(first.to(tl.float32), scale, NATIVE)
+        second = quantized(second.to(tl.float32), scale, NATIVE)
     to = slot // BLOCK_SIZE * kv_b + slot % BLOCK_SIZE * kv_t + dims
     keys = inside & turned & (heads >= H) & (slot >= 0)
     k = K_CACHE + to + (heads - H) * kv_h
@@ -69,6 +77,14 @@ def rotate_kernel(
     v = V_CACHE + to + (heads - (H + KH)) * kv_h
     tl.store(v, first, mask=values)
     tl.store(v + half, second, mask=values)
+
+
+@triton.jit
+def _scales_of_heads(K_SCALE, V_SCALE, heads, H: tl.constexpr, KH: tl.constexpr):
+    """Of each head of K and of V; 1 for queries, which are not stored."""
+    of_k = tl.load(K_SCALE + heads - H, mask=(heads >= H) & (heads < H + KH), other=1.0)
+    of_v = tl.load(V_SCALE + heads - (H + KH), mask=(heads >= H + KH) & (heads < H + 2 * KH), other=1.0)
+    return tl.where(heads < H + KH, of_k, of_v)
 
 
 @triton.jit
@@ -102,25 +118,29 @@ def rotate_and_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    scales: KVScales | None = None,
 ) -> torch.Tensor:
     """Queries [T, H, D] of qkv [T, (H + 2 KH) * D], normalised and turned in place; keys and values to their slots.
 
     cos_sin [P, D] float32, of which row p is [cos | sin] of position p's D/2 angles; None: nothing turns. positions,
     slots [T] int64; slot < 0: nowhere. Caches [NB, BS, KH, D], views of equal strides in any layout and of any block
     size. q_norm and k_norm [D], both or none: RMSNorm with `eps` of each head first. All in float32 between load and
-    store; values keep their bits. ValueError before anything is launched.
+    store; values keep their bits. `scales`: the caches are FP8, and hold what others would hold, quantized. ValueError
+    before anything is launched.
     """
     block_size, head_size = check_caches(qkv, k_cache, v_cache, num_kv_heads)
+    check_scales(k_cache, scales)
     check_tokens(qkv, cos_sin, positions, slots, (num_heads + 2 * num_kv_heads) * head_size, head_size)
     normalises = check_norms(qkv, q_norm, k_norm, head_size)
     num_tokens = qkv.shape[0]
     if num_tokens:
         options = rotate_options(num_heads, num_kv_heads, head_size, block_size, cos_sin is not None, normalises)
+        options = options | fp8_of(rotate_kernel, k_cache)
         programs = -(-(num_heads + 2 * num_kv_heads - options["FIRST"]) // options["HEADS"])
         with on_device(qkv):
             rotate_kernel[(num_tokens, programs)](
-                qkv, qkv if cos_sin is None else cos_sin, positions, slots, k_cache, v_cache,
-                qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
+                qkv, qkv if cos_sin is None else cos_sin, positions, slots, as_bytes(k_cache), as_bytes(v_cache),
+                *scales_of(scales, qkv), qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
                 k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), eps, **options,
             )  # fmt: skip
     return qkv.as_strided((num_tokens, num_heads, head_size), (qkv.shape[1], head_size, 1))
@@ -135,7 +155,8 @@ def check_caches(qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
         and shape[2] == num_kv_heads
         and shape[3] % 2 == 0
         and v_cache.shape == shape
-        and k_cache.dtype == v_cache.dtype == qkv.dtype
+        and k_cache.dtype == v_cache.dtype
+        and k_cache.dtype in (qkv.dtype, FP8)
         and k_cache.stride() == v_cache.stride()
         and k_cache.stride(3) == 1
         and k_cache.get_device() == v_cache.get_device() == qkv.get_device()
@@ -143,7 +164,7 @@ def check_caches(qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     if not fits:
         raise ValueError(
             f"k_cache and v_cache: expected views {shown(('NB', 'BS', num_kv_heads, 'an even D'))} of equal strides, "
-            f"the last 1, of qkv's type and device, got {described(k_cache)} and {described(v_cache)} "
+            f"the last 1, of qkv's type (or FP8) and device, got {described(k_cache)} and {described(v_cache)} "
             f"for {described(qkv)}"
         )
     return shape[1], shape[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.attention.kv_scales import KVScales
 from engine.model.kernels.gate import silu_gate
 from engine.model.kernels.latents import rotate_queries, write_latents
 from engine.model.kernels.norm import rms_norm
@@ -45,11 +46,12 @@ class TritonOps:
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
+        scales: KVScales | None = None,
     ) -> torch.Tensor:
         """q [T, H, D] as a view of qkv; keys and values into the cache; see `rotate_and_write`."""
         return rotate_and_write(
             qkv, cos_sin, positions, k_cache, v_cache, slots, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            q_norm=q_norm, k_norm=k_norm, eps=eps,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, scales=scales,
         )  # fmt: skip
 
     def write_latents(

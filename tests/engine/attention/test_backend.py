@@ -108,7 +108,13 @@ def test_size_rules(rule, taken, refused, text):
     "name,config,block_size,dtype,message",
     [
         ("triton", LayerConfig(4, 2, 512, 1.0), 16, torch.float16, "head_size a multiple of 8 up to 256, got 512"),
-        ("triton", LayerConfig(4, 2, 64, 1.0), 16, torch.float64, "dtype float16 or bfloat16 or float32, got float64"),
+        (
+            "triton",
+            LayerConfig(4, 2, 64, 1.0),
+            16,
+            torch.float64,
+            "dtype float16 or bfloat16 or float32 or float8_e4m3fn, got float64",
+        ),
         ("triton", LayerConfig(4, 1, 64, 1.0, kv_lora_rank=32), 16, torch.float16, "kv_lora_rank=0 .* got 32"),
         ("reference-mla", LayerConfig(4, 1, 64, 1.0), 16, torch.float16, "kv_lora_rank above 0 .* got 0"),
         ("reference-flash-attn", LayerConfig(4, 2, 64, 1.0), 8, torch.float16, "a multiple of 16, got 8"),

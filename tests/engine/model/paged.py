@@ -42,6 +42,9 @@ class PagedKV:
         attention = self._layers[layer]
         return attention.impl.split(attention.kv_cache)
 
+    def scales(self, layer: int) -> None:
+        return None
+
     def attend(self, layer: int, q: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
         attention = self._layers[layer]
         attention.impl.attend(q, attention.kv_cache, metadata, out)

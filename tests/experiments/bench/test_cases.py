@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.bench.cases import BLOCK_SIZES, CASES, shapes_of
-from experiments.bench.shapes import GQA, MHA, Shape, decode
+from experiments.bench.shapes import FP8, GQA, MHA, Shape, decode
 
 
 @pytest.mark.parametrize("heads,token_bytes", [(GQA, 4096), (MHA, 20480)])
@@ -35,6 +35,19 @@ def test_writes_and_copies_count_both_ways():
     assert copy.num_blocks == 6
 
 
+def test_an_fp8_cache_takes_half_of_the_bytes_and_its_queries_do_not():
+    wide = decode("fp8", GQA, 8, 4096)
+    narrow = wide.with_(dtype=FP8)
+
+    assert (narrow.cache_bytes, narrow.moved_bytes) == (wide.cache_bytes // 2, wide.moved_bytes // 2)
+    assert (narrow.query_bytes, narrow.query_dtype) == (wide.query_bytes, "bfloat16")
+    write = Shape("fp8", "write", "x", GQA, (100,), (100,), dtype=FP8)
+    assert write.moved_bytes == 100 * (4096 + 2048)
+    labels = [(shape.label, shape.block_size) for shape in shapes_of("fp8") if shape.dtype == FP8]
+    assert labels == [(shape.label, shape.block_size) for shape in shapes_of("fp8") if shape.dtype != FP8]
+    assert ("gqa 64 x 4k", 16) in labels
+
+
 @pytest.mark.parametrize("seq_lens,query_lens", [((), ()), ((4,), (5,)), ((4,), (0,)), ((4, 4), (1,))])
 def test_lengths_that_cannot_be_are_refused(seq_lens, query_lens):
     with pytest.raises(ValueError, match=r"lengths|length, got"):
@@ -50,7 +63,7 @@ def test_every_case_has_shapes_of_its_own_name_and_no_two_alike(name):
     assert {shape.case for shape in shapes} == {name}
     assert len(keys) == len(set(keys))
     assert set(shapes_of(name, quick=True)) <= set(shapes)
-    assert {shape.dtype for shape in shapes_of(name, dtype="float16")} == {"float16"}
+    assert {shape.dtype for shape in shapes_of(name, dtype="float16") if shape.dtype != FP8} == {"float16"}
 
 
 def test_the_decode_ladder_is_the_one_the_peers_were_measured_on():

@@ -11,7 +11,7 @@ from experiments.bench.bench import Bench, chosen  # noqa: E402
 from experiments.bench.cases import CASES  # noqa: E402
 from experiments.bench.inputs import Arena, problem_of  # noqa: E402
 from experiments.bench.ours import contestants, equal, grid, heuristic, written  # noqa: E402
-from experiments.bench.shapes import Heads, Shape  # noqa: E402
+from experiments.bench.shapes import FP8, Heads, Shape  # noqa: E402
 
 HEADS = Heads("tiny", 4, 1, 32)
 SHARED = Shape("shared-prefix", "decode", "x", HEADS, (40, 45), (1, 1), 16, dtype="float16", shared_tokens=32)
@@ -53,6 +53,18 @@ def test_our_kernels_compute_what_they_are_timed_for(kernel):
 
     assert [(row["peer"], row["status"], row["reason"]) for row in rows] == [(one.name, "ok", "") for one in ours]
     assert all((row["config"] == "") is (kernel in ("write", "copy")) for row in rows)
+
+
+@pytest.mark.parametrize("kernel", ["decode", "prefill", "mixed", "write"])
+def test_over_an_fp8_cache_they_compute_what_its_numbers_and_scales_stand_for(kernel):
+    shape = SHAPES[kernel].with_(case="fp8", dtype=FP8, heads=Heads("two", 4, 2, 32))
+    ours = chosen(kernel, contestants(shape, sweep=False), CASES["fp8"].contestants, [])
+
+    (row,) = Bench(Arena("cpu", 0), Once()).rows(shape, ours)
+
+    assert (row["peer"], row["status"], row["reason"]) == ("pagelab", "ok", "")
+    assert row["dtype"] == FP8
+    assert row["relative_error"] == 0.0 if kernel == "write" else 0 < row["relative_error"] < 5e-3
 
 
 def test_over_a_shared_prefix_plain_and_shared_compute_the_same():

@@ -139,6 +139,8 @@ def poisoned_caches(
     """K and V [NB, BS, KH, D] of a layer's cache full of NaN, as strided views of one storage."""
 
     def nans(*sizes: int) -> torch.Tensor:
+        if dtype == torch.float8_e4m3fn:
+            return torch.full(sizes, 0x7F, dtype=torch.uint8, device=device).view(dtype)
         return torch.full(sizes, torch.nan, dtype=dtype, device=device)
 
     if layout == "kv_first":

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.attention.kernels.fp8 import NOT_FP8
 from engine.model.kernels import gate, latents, norm, rotary, sample
 from tests.engine.model.kernels.compiled import ARCHITECTURES, compiled
 
@@ -18,6 +19,7 @@ def cases():
     yield "small gate", gate.gate_kernel, halves, gate.gate_options(1536, gate.FEW_ELEMENTS)
     heads = dict.fromkeys(("QKV", "K_CACHE", "V_CACHE", "Q_NORM", "K_NORM"), floats)
     heads |= {"COS_SIN": "*fp32", "POSITIONS": "*i64", "SLOTS": "*i64", "eps": "fp32"}
+    heads |= dict.fromkeys(("K_SCALE", "V_SCALE"), "*fp32")
     heads |= dict.fromkeys(("kv_b", "kv_t", "kv_h"), "i32")
     for name, *sizes, rotates, normalises in (
         ("rotate", 32, 8, 128, 16, True, False),
@@ -25,7 +27,15 @@ def cases():
         ("rotate and norm", 32, 8, 128, 24, True, True),
         ("write", 32, 32, 80, 16, False, False),
     ):
-        yield name, rotary.rotate_kernel, heads, rotary.rotate_options(*sizes, rotates, normalises)
+        yield name, rotary.rotate_kernel, heads, rotary.rotate_options(*sizes, rotates, normalises) | NOT_FP8
+    stored = heads | dict.fromkeys(("K_CACHE", "V_CACHE"), "*u8")
+    by_bits = {"FP8": True, "NATIVE": False}
+    yield (
+        "rotate to fp8 by bits",
+        rotary.rotate_kernel,
+        stored,
+        rotary.rotate_options(32, 8, 128, 16, True, False) | by_bits,
+    )
     yield from latent_cases(floats)
     parts = {"LOGITS": floats, "TEMPERATURE": "*fp32", "SEEDS": "*i64", "POSITIONS": "*i64", "SCORES": "*fp32"}
     parts |= {"IDS": "*i32", "tiles": "i32"}
