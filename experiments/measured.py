@@ -65,6 +65,7 @@ class EngineRun:
             "num_chunk_tokens": [step.num_chunk_tokens for step in steps],
             "num_kv_tokens": [step.num_kv_tokens for step in steps],
             "num_attended_pairs": [step.num_attended_pairs for step in steps],
+            "longest_chunk_tokens": [step.longest_chunk_tokens for step in steps],
             "graph": [step.graph for step in steps],
         }
         return run.steps().assign(**columns)

@@ -1,8 +1,8 @@
 """A step-time model from measured steps: `calibrated:FILE`, made by `pagelab calibrate`.
 
 A decode step costs what its batch bucket cost at that many attended tokens; a step with chunks costs a base of its
-bucket of tokens, and so much a sequence, attended token and attended pair. Between measured places the model
-interpolates; outside them it refuses.
+bucket of tokens, and so much for what it attends to (see `rates_of`). On top comes what a server's steps take more than
+the same steps alone. Between measured places the model interpolates; outside them it refuses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sim.cost import Features, decode_features
 PREFIX: Final = "calibrated:"
 EXTRAPOLATED: Final = ",extrapolate"
 """Behind the file's name: the last two places are followed beyond the grid instead of a refusal."""
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+RATES: Final = ("per_seq_ps", "per_kv_token_ps", "per_pair_ps", "per_longest_ps", "per_token_seq_ps")
 BEYOND_FRAC: Final = 0.1
 """How far curves are followed beyond their last place: a pool that is full to the brim cannot be measured, as its
 sequences have to grow meanwhile."""
@@ -56,7 +57,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MixedCost:
-    """Steps with chunks: base of the tokens' bucket + per_seq x S + per_kv_token x KV + per_pair x pairs."""
+    """Steps with chunks: base of the tokens' bucket + the rates times what `rates_of` has."""
 
     tokens: tuple[int, ...]
     """Buckets, or places between which is interpolated."""
@@ -64,14 +65,24 @@ class MixedCost:
     per_seq_ps: int
     per_kv_token_ps: int
     per_pair_ps: int
+    per_longest_ps: int
+    """A token of the longest chunk's context: one sequence's tiles follow each other, however idle the device is."""
+    per_token_seq_ps: int
+    """A new token and sequence: clocks are lower where much is computed between the steps of many sequences."""
     most_seqs: int
     most_kv_tokens: int
     most_pairs: int
+    most_longest_tokens: int
 
     def __post_init__(self) -> None:
         _ascending("tokens", self.tokens, 1)
         if len(self.base_ps) != len(self.tokens):
             raise ValueError("mixed: expected a base for each of tokens")
+
+    @property
+    def rates_ps(self) -> tuple[int, int, int, int, int]:
+        """In the order of `RATES`."""
+        return self.per_seq_ps, self.per_kv_token_ps, self.per_pair_ps, self.per_longest_ps, self.per_token_seq_ps
 
     def base(self, tokens: int, padded: bool) -> int:
         """Of the bucket that holds so many tokens, or between the nearest places."""
@@ -83,9 +94,15 @@ class MixedCost:
         return self.base_ps[right - 1] + rise * (tokens - places[right - 1]) // (places[right] - places[right - 1])
 
 
+def rates_of(seqs: int, new: int, kv: int, pairs: int, longest: int) -> tuple[int, int, int, int, int]:
+    """What the rates of `MixedCost` are multiplied by, in the order of its fields."""
+    return seqs, kv, pairs, longest, new * seqs
+
+
 @dataclass(frozen=True, slots=True)
-class HostGaps:
-    """Time that the device waits for the host before a step, which the rest of the model does not have."""
+class Overheads:
+    """What steps take more on a server, where sequences come and go, than the same steps alone: the device waits for
+    the host, rows are laid out anew, clocks are lower behind steps with chunks."""
 
     decode_ps: int = 0
     decode_per_seq_ps: int = 0
@@ -98,7 +115,7 @@ class HostGaps:
 
     def __post_init__(self) -> None:
         if min(getattr(self, name) for name in self.__dataclass_fields__) < 0:
-            raise ValueError(f"host: no gap is below 0, got {self}")
+            raise ValueError(f"overheads: none is below 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,7 @@ class CalibratedModel:
     """By ascending num_seqs."""
     mixed: MixedCost
     padded: bool
-    host: HostGaps = field(default_factory=HostGaps)
+    overheads: Overheads = field(default_factory=Overheads)
     source: str = "calibration"
     extrapolate: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -120,22 +137,26 @@ class CalibratedModel:
 
     def duration(self, features: Features) -> int:
         """Picoseconds, at least 1. OutsideGrid beyond what was measured."""
-        seqs, new, kv, pairs = features
-        mixed, host = self.mixed, self.host
+        seqs, new, kv, pairs, longest = features
+        mixed, more = self.mixed, self.overheads
         if new == seqs:
-            return max(self._decode(seqs, kv) + host.decode_ps + host.decode_per_seq_ps * seqs, 1)
+            return max(self._decode(seqs, kv) + more.decode_ps + more.decode_per_seq_ps * seqs, 1)
         if not self.extrapolate:
             self._inside("tokens in a step with chunks", new, mixed.tokens[-1])
             self._inside("sequences in a step with chunks", seqs, _beyond(mixed.most_seqs))
             self._inside("attended tokens in a step with chunks", kv, _beyond(mixed.most_kv_tokens))
             self._inside("attended pairs in a step with chunks", pairs, _beyond(mixed.most_pairs))
-        rates = mixed.per_seq_ps * seqs + mixed.per_kv_token_ps * kv + mixed.per_pair_ps * pairs
-        gap = host.mixed_ps + host.mixed_per_seq_ps * seqs + host.mixed_per_token_ps * new
-        return max(mixed.base(new, self.padded) + rates + gap, 1)
+            self._inside("attended tokens of one chunk", longest, _beyond(mixed.most_longest_tokens))
+        cost = (
+            mixed.base(new, self.padded) + more.mixed_ps + more.mixed_per_seq_ps * seqs + more.mixed_per_token_ps * new
+        )
+        for rate, amount in zip(mixed.rates_ps, rates_of(*features), strict=True):
+            cost += rate * amount
+        return max(cost, 1)
 
     def turn(self, num_seqs: int) -> int:
         """Picoseconds that a decode step takes more if other sequences decoded before it."""
-        return self.host.turn_ps + self.host.turn_per_seq_ps * num_seqs
+        return self.overheads.turn_ps + self.overheads.turn_per_seq_ps * num_seqs
 
     def decode_line(self, num_seqs: int, num_kv_tokens: int) -> tuple[int, int | None]:
         """No slope: the next place of the curve may lie within the run."""
@@ -171,8 +192,8 @@ class CalibratedModel:
             "rows_sha256": str(self.about.get("rows_sha256", "")),
             "num_curves": len(self.curves),
             "extrapolate": int(self.extrapolate),
-            **{name: getattr(self.mixed, name) for name in ("per_seq_ps", "per_kv_token_ps", "per_pair_ps")},
-            **asdict(self.host),
+            **dict(zip(RATES, self.mixed.rates_ps, strict=True)),
+            **asdict(self.overheads),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,7 +207,7 @@ class CalibratedModel:
             "padded": self.padded,
             "decode": curves,
             "mixed": mixed,
-            "host": asdict(self.host),
+            "overheads": asdict(self.overheads),
         }
 
 
@@ -226,8 +247,8 @@ def _from_dict(found: Mapping[str, Any]) -> CalibratedModel:
     mixed = found["mixed"]
     numbers = {name: int(mixed[name]) for name in MixedCost.__dataclass_fields__ if name not in ("tokens", "base_ps")}
     cost = MixedCost(_ints(mixed["tokens"]), _ints(mixed["base_ps"]), **numbers)
-    host = HostGaps(**{name: int(value) for name, value in found["host"].items()})
-    return CalibratedModel(curves, cost, bool(found["padded"]), host, about=dict(found["about"]))
+    more = Overheads(**{name: int(value) for name, value in found["overheads"].items()})
+    return CalibratedModel(curves, cost, bool(found["padded"]), more, about=dict(found["about"]))
 
 
 def _ints(values: Sequence[int]) -> tuple[int, ...]:

@@ -32,12 +32,14 @@ class Features(NamedTuple):
     num_kv_tokens: int
     num_attended_pairs: int
     """Sum over new tokens of the tokens each attends to, itself included."""
+    longest_chunk_tokens: int = 0
+    """Context and new tokens of the longest sequence that has several new ones; 0 if none has."""
 
 
 def features_of(batch: Batch) -> Features:
     """Of the batch's first step; O(chunks)."""
     new = batch.num_new_tokens
-    return new_tuple(Features, (batch.num_seqs, new, batch.num_context_tokens + new, batch.attended_pairs()))
+    return new_tuple(Features, (batch.num_seqs, new, batch.num_context_tokens + new, *batch.attended()))
 
 
 def decode_features(num_seqs: int, num_kv_tokens: int) -> Features:
@@ -85,7 +87,7 @@ class LinearModel:
 
     def duration(self, features: Features) -> int:
         """Integer arithmetic throughout."""
-        seqs, new, kv, _ = features
+        seqs, new, kv, _, _ = features
         extra = new - (seqs if self.free_tokens is None else self.free_tokens)
         cost = self.base_ps + self.per_seq_ps * seqs + self.per_kv_token_ps * kv
         return max(cost + self.per_extra_token_ps * extra if extra > 0 else cost, 1)
@@ -175,7 +177,7 @@ class RooflineModel:
             object.__setattr__(self, name, -(-amount * PS_PER_S // rate))
 
     def _bounds(self, features: Features) -> tuple[int, int]:
-        _, new, kv, pairs = features
+        _, new, kv, pairs, _ = features
         compute = self.per_token_ps * new + self.per_pair_ps * pairs
         return compute, self.weights_ps + self.per_kv_token_ps * kv
 

@@ -57,10 +57,17 @@ class LoggedStep(NamedTuple):
         prefills = self.num_prefills * (chunk * context + chunk * (chunk + 1) / 2)
         return round(self.num_decodes * (context + 1) + prefills)
 
+    @property
+    def longest_chunk_tokens(self) -> int:
+        """Context and new tokens of the longest prefill, as if all were as long as each other."""
+        if self.num_chunk_tokens <= self.num_prefills:
+            return 0
+        return round(self.num_context_tokens / self.num_seqs + self.num_chunk_tokens / self.num_prefills)
+
 
 COLUMNS: Final = LoggedStep._fields
 REQUIRED: Final = ("num_decodes", "num_prefills", "num_chunk_tokens", "num_context_tokens", "duration_s")
-SUMS: Final = ("num_seqs", "num_new_tokens", "num_kv_tokens", "num_attended_pairs")
+SUMS: Final = ("num_seqs", "num_new_tokens", "num_kv_tokens", "num_attended_pairs", "longest_chunk_tokens")
 """Written beside the columns, and not read: they follow from them."""
 MAX_DURATION_S: Final = 1e5
 

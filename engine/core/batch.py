@@ -157,12 +157,15 @@ class Batch:
         self.to_device: Sequence[tuple[int, int]] = ()
         """(host, device) blocks."""
 
-    def attended_pairs(self) -> int:
-        """Sum over this step's new tokens of the tokens that each attends to, itself included; O(chunks)."""
-        pairs = self.num_context_tokens + self.num_new_tokens
+    def attended(self) -> tuple[int, int]:
+        """(pairs, longest): the sum over this step's new tokens of the tokens that each attends to, itself included,
+        and the most tokens that a sequence with several new ones attends to, 0 if none has; O(chunks)."""
+        pairs, longest = self.num_context_tokens + self.num_new_tokens, 0
         for _, context, new, _ in self.chunks:
             pairs += (new - 1) * context + new * (new - 1) // 2
-        return pairs
+            if new > 1 and context + new > longest:
+                longest = context + new
+        return pairs, longest
 
     def items(self) -> Iterator[tuple[Request, int, int]]:
         """(request, context tokens, new tokens) in running order; O(batch log batch)."""

@@ -137,7 +137,7 @@ class ModelExecutor:
         duration, device = self._clock.wait()
         decodes = self.rows.num_decodes
         new_tokens = batch.num_new_tokens - decodes
-        attended = batch.num_context_tokens + batch.num_new_tokens, batch.attended_pairs()
+        attended = batch.num_context_tokens + batch.num_new_tokens, *batch.attended()
         self.steps.append(
             StepTime(duration, device, host_ps, decodes, new_tokens, self.decode.steps.captures, *attended)
         )

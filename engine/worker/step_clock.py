@@ -32,6 +32,8 @@ class StepTime(NamedTuple):
     """Tokens attended to: context and new ones, summed over sequences."""
     num_attended_pairs: int = 0
     """Sum over new tokens of the tokens that each attends to, itself included."""
+    longest_chunk_tokens: int = 0
+    """Context and new tokens of the longest sequence that has several new ones; 0 if none has."""
 
     @property
     def gap_ps(self) -> int:

@@ -1,14 +1,15 @@
-"""Sequences that come and go, through the replay that serves traces: how long the device waits for the host."""
+"""Sequences that come and go, through the replay that serves traces: what steps cost among others."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
-from experiments.calibrate.rows import CHURN, StepRow
+from experiments.calibrate.rows import CHURN, HELD, StepRow
 from sim.simulate import RunSpec, Simulation
 from workloads import Trace
 
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from experiments.calibrate.grid import Limits
     from experiments.series import AttentionKernel
 
-ROUNDS: Final = 3
-"""Requests that each place serves, one after the other; as the last ones end, batches of every size decode."""
-SHORT, LONG = (16, 8), (512, 192)
+SHORT, LONG = (16, 16), (512, 400)
 """Tokens of prompt and output are drawn evenly between these."""
+PLACES: Final = (1 / 16, 1 / 4, 5 / 8, 1)
+"""Sequences at a time, of the most that there can be. How many there are decides how often a step has chunks."""
 
 
-def churn_trace(limits: Limits, seed: int) -> Trace:
-    """Everybody is there at the start and waits outside."""
+def churn_trace(num_places: int, rounds: int, limits: Limits, seed: int) -> Trace:
+    """Everybody is there at the start and waits outside; each place serves so many requests, one after the other."""
     rng = np.random.Generator(np.random.Philox(key=seed))
-    count = max(ROUNDS * limits.max_num_seqs, 16)
+    count = max(rounds * num_places, 8)
     prompts, outputs = (
         rng.integers(low, min(high, limits.max_model_len // 4) + 1, count)
         for low, high in zip(SHORT, LONG, strict=True)
@@ -40,25 +41,30 @@ def churn_trace(limits: Limits, seed: int) -> Trace:
 
 
 def churn_rows(
-    engine: Engine, limits: Limits, block_size: int, allocator: str, kernel: AttentionKernel, seed: int
+    engine: Engine, limits: Limits, allocator: str, kernel: AttentionKernel, rounds: int, seed: int
 ) -> list[StepRow]:
-    """Rows of a closed loop of as many sequences as there can be."""
+    """Rows of closed loops of few to as many sequences as there can be."""
     made: list[ModelExecutor] = []
 
     def executor(pool: KVAllocator) -> ModelExecutor:
         made.append(engine.executor(pool, kernel=kernel))
         return made[-1]
 
+    rows = []
     spec = RunSpec(
         allocator,
-        PoolConfig(limits.kv_tokens // block_size, block_size, limits.max_model_len),
+        PoolConfig(limits.kv_tokens // limits.block_size, limits.block_size, limits.max_model_len),
         SchedulerConfig(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
-        max_concurrency=limits.max_num_seqs,
         record_steps=True,
     )
-    simulation = Simulation(spec, churn_trace(limits, seed), executor)
-    simulation.replay()
-    return rows_of(CHURN, made[0].steps, simulation.run().steps()["num_running"].tolist())
+    for places in dict.fromkeys(max(int(share * limits.max_num_seqs), 1) for share in PLACES):
+        for loop, name in enumerate((f"{CHURN}-{places}", f"{CHURN}-{places}{HELD}")):
+            trace = churn_trace(places, rounds, limits, 2 * seed + loop)
+            simulation = Simulation(replace(spec, max_concurrency=places), trace, executor)
+            simulation.replay()
+            running = simulation.run().steps()["num_running"].tolist()
+            rows += rows_of(name, made[-1].steps, running)
+    return rows
 
 
 def rows_of(run: str, steps: Sequence[StepTime], num_running: Sequence[int]) -> list[StepRow]:

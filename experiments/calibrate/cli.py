@@ -32,7 +32,7 @@ def calibrate(
 ) -> int:
     """Measure the engine's step times over a synthetic grid, and fit the step model `calibrated:DIR/calibration.json`.
 
-    Exit code 6 without a CUDA device (unless --device cpu). A grid of an 8B model takes a minute and a half.
+    Exit code 6 without a CUDA device (unless --device cpu). An 8B model takes two minutes and a half.
 
     Parameters
     ----------

@@ -9,9 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from experiments.calibrate.rows import CHURN, PS, StepRow, rows_sha256, split
-from sim.calibrated import CalibratedModel, Curve, HostGaps, MixedCost
-from sim.cost import Features
+from experiments.calibrate.rows import PS, StepRow, rows_sha256, split
+from sim.calibrated import CalibratedModel, Curve, MixedCost, Overheads, rates_of
 
 Floats = npt.NDArray[np.float64]
 TRIMMED: Final = 0.05
@@ -41,15 +40,16 @@ def fit(
     about: Mapping[str, Any] | None = None,
 ) -> CalibratedModel:
     """ValueError where rows of either kind are lacking. `about` is kept, with the hash of the rows beside it."""
-    churned, steady = [row for row in rows if _churns(row)], [row for row in rows if not _churns(row)]
-    decodes, mixed = [row for row in steady if row.decodes], [row for row in steady if not row.decodes]
+    churned = [row for row in rows if row.churns]
+    decodes, mixed = [row for row in rows if row.decodes and not row.churns], [row for row in rows if not row.decodes]
     if not decodes or not mixed:
         raise ValueError(
             f"a calibration needs decode steps and steps with chunks, got {len(decodes)} and {len(mixed)}: measure both"
         )
     curves = tuple(_curve(bucket, group) for bucket, group in _grouped(decodes, decode_buckets, padded).items())
     kept = {**(about or {}), "rows_sha256": rows_sha256(rows), "num_steps": len(rows)}
-    return CalibratedModel(curves, _mixed(mixed, token_buckets, padded), padded, host_gaps(churned), about=kept)
+    bare = CalibratedModel(curves, _mixed(mixed, token_buckets, padded), padded, about=kept)
+    return replace(bare, overheads=overheads(bare, churned))
 
 
 def _grouped(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> dict[int, list[StepRow]]:
@@ -100,12 +100,12 @@ def _mixed(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> Mix
     """Least squares of relative errors; rates are not below zero."""
     places = _token_places(rows, buckets, padded)
     base = _base_columns([row.num_new_tokens for row in rows], places, padded)
-    rates = np.array([[row.num_seqs, row.num_kv_tokens, row.num_attended_pairs] for row in rows], np.float64)
+    rates = np.array([rates_of(*row.features) for row in rows], np.float64)
     seconds = np.array([row.device_s for row in rows])
     found = _not_negative(np.hstack([base, rates]), seconds, 1 / seconds, free=base.shape[1])
-    bases, (seq, kv, pair) = found[: len(places)], found[len(places) :]
-    most = (max(row[field] for row in rows) for field in (1, 3, 4))
-    whole = (max(round(float(value) * PS), 0) for value in (seq, kv, pair))
+    bases, rest = found[: len(places)], found[len(places) :]
+    most = (max(row[field] for row in rows) for field in (1, 3, 4, 5))
+    whole = (max(round(float(value) * PS), 0) for value in rest)
     return MixedCost(tuple(places), tuple(max(round(float(b) * PS), 1) for b in bases), *whole, *most)
 
 
@@ -163,46 +163,45 @@ def _not_negative(columns: Floats, wanted: Floats, weights: Floats, *, free: int
         alive[worst] = False
 
 
-def host_gaps(rows: Sequence[StepRow]) -> HostGaps:
-    """From runs in which sequences come and go; none of them: no gaps, as where only durations are known."""
+def overheads(bare: CalibratedModel, rows: Sequence[StepRow]) -> Overheads:
+    """From runs in which sequences come and go: what their steps take more than the grid says of the device. None of
+    them: nothing, as where only durations are known."""
     decodes, mixed = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
     found: dict[str, int] = {}
     if decodes:
         columns = [[1, row.num_seqs, row.rows_changed, row.rows_changed * row.num_seqs] for row in decodes]
-        names = ("decode_ps", "decode_per_seq_ps", "turn_ps", "turn_per_seq_ps")
-        found |= _gaps(names, columns, decodes)
+        found |= _more(("decode_ps", "decode_per_seq_ps", "turn_ps", "turn_per_seq_ps"), columns, bare, decodes)
     if mixed:
-        gaps = ("mixed_ps", "mixed_per_seq_ps", "mixed_per_token_ps")
-        found |= _gaps(gaps, [[1, row.num_seqs, row.num_new_tokens] for row in mixed], mixed)
-    return HostGaps(**found)
+        columns = [[1, row.num_seqs, row.num_new_tokens] for row in mixed]
+        found |= _more(("mixed_ps", "mixed_per_seq_ps", "mixed_per_token_ps"), columns, bare, mixed)
+    return Overheads(**found)
 
 
-def _gaps(names: Sequence[str], columns: Sequence[Sequence[int]], rows: Sequence[StepRow]) -> dict[str, int]:
-    """Least squares, none below zero; picoseconds."""
-    gaps = np.array([row.gap_s for row in rows])
-    found = _not_negative(np.array(columns, np.float64), gaps, np.ones(len(gaps)), free=0)
+def _more(
+    names: Sequence[str], columns: Sequence[Sequence[int]], bare: CalibratedModel, rows: Sequence[StepRow]
+) -> dict[str, int]:
+    """Least squares of relative errors, none below zero; picoseconds."""
+    wide = replace(bare, extrapolate=True)
+    more = np.array([row.duration_s - modelled_s(wide, row) for row in rows])
+    found = _not_negative(np.array(columns, np.float64), more, 1 / np.array([row.duration_s for row in rows]), free=0)
     return {name: round(float(value) * PS) for name, value in zip(names, found, strict=True)}
 
 
 def misfits(model: CalibratedModel, rows: Sequence[StepRow]) -> list[Misfit]:
     """Decode steps and steps with chunks apart. On the grid of the device's time, as nobody waits there as in a run;
     where sequences come and go of whole steps. OutsideGrid where the model does not reach."""
-    device = replace(model, host=HostGaps())
+    device = replace(model, overheads=Overheads())
     kinds = [
-        ("decode", [row for row in rows if row.decodes and not _churns(row)], device),
-        ("mixed", [row for row in rows if not row.decodes and not _churns(row)], device),
-        ("decode, whole steps", [row for row in rows if row.decodes and _churns(row)], model),
-        ("mixed, whole steps", [row for row in rows if not row.decodes and _churns(row)], model),
+        ("decode", [row for row in rows if row.decodes and not row.churns], device),
+        ("mixed", [row for row in rows if not row.decodes and not row.churns], device),
+        ("decode, served", [row for row in rows if row.decodes and row.churns], model),
+        ("mixed, served", [row for row in rows if not row.decodes and row.churns], model),
     ]
     return [_misfit(kind, chosen, one) for kind, chosen, one in kinds if chosen]
 
 
-def _churns(row: StepRow) -> bool:
-    return row.run.startswith(CHURN)
-
-
 def _misfit(kind: str, rows: Sequence[StepRow], model: CalibratedModel) -> Misfit:
-    whole = _churns(rows[0])
+    whole = rows[0].churns
     measured = np.array([row.duration_s if whole else row.device_s for row in rows])
     modelled = np.array([modelled_s(model, row) for row in rows])
     signed = float((modelled.sum() - measured.sum()) / measured.sum())
@@ -213,14 +212,14 @@ def _misfit(kind: str, rows: Sequence[StepRow], model: CalibratedModel) -> Misfi
 def modelled_s(model: CalibratedModel, row: StepRow) -> float:
     """What the model says of a step, the change of rows before it included."""
     turn = model.turn(row.num_seqs) if row.decodes and row.rows_changed else 0
-    return (model.duration(Features(*row[1:5])) + turn) / PS
+    return (model.duration(row.features) + turn) / PS
 
 
 def held_out(
     rows: Sequence[StepRow], decode_buckets: Sequence[int], token_buckets: Sequence[int], *, padded: bool
 ) -> list[Misfit]:
     """Of a model that has not seen about a fifth of the runs, on those; runs at the ends of the grid stay in it."""
-    kept, held = split([row for row in rows if not _churns(row)])
+    kept, held = split(rows)
     model = fit(kept, decode_buckets, token_buckets, padded=padded)
     inside = [row for row in held if _covers(model, row)]
     return misfits(model, inside)
@@ -228,7 +227,7 @@ def held_out(
 
 def _covers(model: CalibratedModel, row: StepRow) -> bool:
     try:
-        model.duration(Features(*row[1:5]))
+        model.duration(row.features)
     except ValueError:
         return False
     return True

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from experiments import exits
 from experiments.bench.engine_run import EngineWanted, engine_of
@@ -23,6 +23,9 @@ from experiments.calibrate.grid import Limits, decode_points, mixed_points
 from experiments.calibrate.rows import StepRow, read_rows, write_rows
 from experiments.provenance import without_folders
 from sim.calibrated import CalibratedModel
+
+if TYPE_CHECKING:
+    from engine.worker.engine import Engine
 
 ROWS_FILE, ABOUT_FILE, CALIBRATION_FILE = "rows.csv", "about.json", "calibration.json"
 NEEDED_KEYS: Final = ("decode_buckets", "token_buckets", "padded")
@@ -47,12 +50,23 @@ class Wanted:
     """Decode steps of a point, the first two of which are not counted."""
     steps_a_point: int = 6
     """Steps with chunks of a point."""
+    kv_places: int = 6
+    """Sums of context that each size of batch decodes at."""
+    rounds: int = 2
+    """Requests that each place of a loop serves, one after the other."""
     load_s: float = 2.0
     """Seconds of decoding before anything is counted."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("block_size", 1), ("max_num_seqs", 1), ("num_steps", 4), ("steps_a_point", 1)):
+        for name, least in (
+            ("block_size", 1),
+            ("max_num_seqs", 1),
+            ("num_steps", 4),
+            ("steps_a_point", 1),
+            ("kv_places", 2),
+            ("rounds", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"need {name} of at least {least}, got {getattr(self, name)}")
         if self.kv_tokens < 2 * self.max_model_len:
@@ -63,7 +77,9 @@ class Wanted:
     @property
     def limits(self) -> Limits:
         """Of the grid."""
-        return Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_tokens)
+        return Limits(
+            self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.kv_tokens, self.block_size
+        )
 
 
 @dataclass
@@ -87,19 +103,19 @@ class Measured:
         return self.about["decode_buckets"], self.about["token_buckets"]
 
 
-def measure(wanted: Wanted) -> Measured:
-    """On the engine. DeviceMissing without torch or device; ValueError for what cannot be run."""
+def measure(wanted: Wanted, engine: Engine | None = None) -> Measured:
+    """On the engine; None: one is made. DeviceMissing without torch or device; ValueError for what cannot be run."""
     from experiments.calibrate.churn import churn_rows
     from experiments.calibrate.probe import Probe
     from experiments.calibrate.probe import measure as run
 
-    engine = engine_of(_engine_wanted(wanted))
+    engine = engine or engine_of(_engine_wanted(wanted))
     kernel: Any = wanted.kernel
     say("sequences come and go")
-    churned = churn_rows(engine, wanted.limits, wanted.block_size, wanted.allocator, kernel, wanted.seed)
-    probe = Probe.of(engine, wanted.limits, wanted.block_size, wanted.allocator, kernel, wanted.seed)
+    churned = churn_rows(engine, wanted.limits, wanted.allocator, kernel, wanted.rounds, wanted.seed)
+    probe = Probe.of(engine, wanted.limits, wanted.allocator, kernel, wanted.seed)
     decode_buckets, token_buckets = list(probe.executor.decode.buckets), list(probe.executor.mixed.buckets)
-    decodes = decode_points(decode_buckets, wanted.limits, wanted.num_steps, wanted.seed)
+    decodes = decode_points(decode_buckets, wanted.limits, wanted.num_steps, wanted.kv_places, wanted.seed)
     mixed = mixed_points(token_buckets, wanted.limits, wanted.steps_a_point, wanted.seed)
     clocks: dict[str, Any] = {}
     with watched(clocks):
@@ -158,20 +174,30 @@ def read(folder: Path) -> Measured:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0; 2 for bad usage, 6 without a device."""
     words = vars(_parser().parse_args(argv))
-    folder = words.pop("output_dir")
+    folder, sizes = words.pop("output_dir"), words.pop("block_size")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        done = measure(Wanted(**words))
-        write(done, folder)
+        measure_and_write([Wanted(**words, block_size=size) for size in sizes], folder)
     except (ValueError, OSError) as error:
         say(f"calibrate: {error}")
         return exits.USAGE
     except exits.DeviceMissing as error:
         say(f"calibrate: {error}")
         return exits.NO_DEVICE
-    for line in report(done):
-        say(line)
     return exits.OK
+
+
+def measure_and_write(all_wanted: Sequence[Wanted], folder: Path) -> None:
+    """One engine for all of them. Of several, which differ in block size, each has a folder `block-size-N` in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = engine_of(_engine_wanted(all_wanted[0]))
+    for wanted in all_wanted:
+        place = folder / f"block-size-{wanted.block_size}" if len(all_wanted) > 1 else folder
+        place.mkdir(exist_ok=True)
+        done = measure(wanted, engine)
+        write(done, place)
+        say(f"block size {wanted.block_size}")
+        for line in report(done):
+            say(line)
 
 
 def report(done: Measured) -> list[str]:
@@ -192,7 +218,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("calibrate", description="Measure the engine's step times over a synthetic grid.")
     for one in fields(Wanted):
         kind = {"int": int, "float": float}.get(str(one.type), str)
-        parser.add_argument("--" + one.name.replace("_", "-"), default=one.default, type=kind, help=f"[{one.default}]")
+        flag, several = "--" + one.name.replace("_", "-"), one.name == "block_size"
+        more: dict[str, Any] = {"nargs": "+", "default": [one.default]} if several else {"default": one.default}
+        parser.add_argument(flag, type=kind, help=f"[{one.default}]", **more)
     parser.add_argument("--output-dir", type=Path, required=True)
     return parser
 

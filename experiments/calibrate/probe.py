@@ -17,7 +17,7 @@ from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import step
-from experiments.calibrate.grid import DecodePoint, Limits, MixedPoint
+from experiments.calibrate.grid import BETWEEN, DecodePoint, Limits, MixedPoint
 from experiments.calibrate.rows import PS, StepRow
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 SKIPPED: Final = 2
 """Steps of a point of decodes that are left out: the one that brings the first tokens, and the one after it, before
 which rows are arranged anew. Of points with chunks all steps with chunks count."""
-BETWEEN: Final = 6
-"""Decode steps between two steps with chunks, as a server has: compute-bound steps one after the other draw so much
-power that clocks fall, and would be up to a tenth slower than they are in serving."""
 AT_ONCE: Final = 20
 """Points between two collections of garbage."""
 
@@ -71,11 +68,9 @@ class Probe:
     seed: int = 0
 
     @classmethod
-    def of(
-        cls, engine: Engine, limits: Limits, block_size: int, allocator: str, kernel: AttentionKernel, seed: int
-    ) -> Probe:
+    def of(cls, engine: Engine, limits: Limits, allocator: str, kernel: AttentionKernel, seed: int) -> Probe:
         """Allocates and warms up. The cache is filled with noise: what is multiplied decides what power is drawn."""
-        pool = PoolConfig(limits.kv_tokens // block_size, block_size, limits.max_model_len)
+        pool = PoolConfig(limits.kv_tokens // limits.block_size, limits.block_size, limits.max_model_len)
         prefilled = Prefilled(make_allocator(allocator, pool))
         executor = engine.executor(prefilled, kernel=kernel)  # type: ignore[arg-type]
         for cache in executor.kv.caches:
@@ -162,8 +157,9 @@ class Probe:
 def row_of(run: str, step: StepTime, num_seqs: int, rows_changed: int) -> StepRow:
     """A measured step as a row."""
     new = step.num_decodes + step.num_chunk_tokens
+    attended = step.num_kv_tokens, step.num_attended_pairs, step.longest_chunk_tokens
     times = step.duration_ps / PS, step.device_ps / PS, step.host_ps / PS
-    return StepRow(run, num_seqs, new, step.num_kv_tokens, step.num_attended_pairs, rows_changed, *times)
+    return StepRow(run, num_seqs, new, *attended, rows_changed, *times)
 
 
 def shuffle(allocator: Prefilled, seed: int) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from sim.cost import Features
+
 PS: Final = 10**12
 
 
@@ -23,6 +25,8 @@ class StepRow(NamedTuple):
     """Tokens attended to: context and new ones, summed over sequences."""
     num_attended_pairs: int
     """Sum over new tokens of the tokens that each attends to, itself included."""
+    longest_chunk_tokens: int
+    """Context and new tokens of the longest sequence that has several new ones; 0 if none has, or it is not known."""
     rows_changed: int
     """1 if other sequences decode than in the step before, else 0."""
     duration_s: float
@@ -40,6 +44,16 @@ class StepRow(NamedTuple):
     def decodes(self) -> bool:
         """Whether every sequence got one token."""
         return self.num_new_tokens == self.num_seqs
+
+    @property
+    def churns(self) -> bool:
+        """Whether sequences come and go in its run."""
+        return self.run.startswith(CHURN)
+
+    @property
+    def features(self) -> Features:
+        """What its cost may depend on."""
+        return Features(*self[1:6])
 
 
 COLUMNS: Final = StepRow._fields
@@ -76,9 +90,9 @@ def _parsed(table: csv.DictReader[str], path: Path) -> Iterable[StepRow]:
     for row in table:
         where = f"{path}:{table.line_num}"
         try:
-            whole = [int(row.get(name) or 0) for name in COLUMNS[1:6]]
+            whole = [int(row.get(name) or 0) for name in COLUMNS[1:7]]
             duration = float(row["duration_s"])
-            others = [float(row.get(name) or duration) for name in COLUMNS[7:]]
+            others = [float(row.get(name) or duration) for name in COLUMNS[8:]]
         except (TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
         found = StepRow(str(row["run"]), *whole, duration, *others)  # type: ignore[call-arg]
@@ -88,7 +102,7 @@ def _parsed(table: csv.DictReader[str], path: Path) -> Iterable[StepRow]:
 
 def check_row(row: StepRow, where: str) -> None:
     """ValueError for numbers that no step has."""
-    seqs, new, kv, pairs = row[1:5]
+    seqs, new, kv, pairs, longest = row.features
     if not 0.0 < row.duration_s < 1e5:
         raise ValueError(f"{where}: duration_s={row.duration_s}, expected more than 0 and less than 1e5")
     if not 1 <= seqs <= new <= kv <= pairs:
@@ -96,17 +110,23 @@ def check_row(row: StepRow, where: str) -> None:
             f"{where}: expected 1 <= num_seqs <= num_new_tokens <= num_kv_tokens <= num_attended_pairs, got "
             f"{seqs}, {new}, {kv}, {pairs}"
         )
+    if not 0 <= longest <= kv:
+        raise ValueError(f"{where}: longest_chunk_tokens={longest}, expected 0 to num_kv_tokens={kv}")
 
 
 CHURN: Final = "churn"
-"""How the names of runs begin in which sequences come and go: host time between steps is taken from them."""
+"""How the names of runs begin in which sequences come and go, as on a server."""
+HELD: Final = "-held"
+"""How the names of those end that are held out."""
 
 
 def split(rows: Sequence[StepRow], every: int = 5) -> tuple[list[StepRow], list[StepRow]]:
-    """(kept, held out): about one run in `every` is held out, chosen by the hash of its name."""
+    """(kept, held out): about one point of the grid in `every` is held out, chosen by the hash of its name, and of the
+    runs in which sequences come and go those that are named so."""
     kept: list[StepRow] = []
     held: list[StepRow] = []
     for row in rows:
         digest = hashlib.sha256(row.run.encode()).digest()
-        (held if digest[0] % every == 0 else kept).append(row)
+        out = row.run.endswith(HELD) if row.churns else digest[0] % every == 0
+        (held if out else kept).append(row)
     return kept, held

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from experiments.fidelity.stored import Row, Stored, read
+from experiments.fidelity.stored import Row, Stored, read_all
 from experiments.paper.claims import Claim, Result, exact, not_here
 from experiments.paper.experiment import Experiment, Table
 from experiments.paper.runs import Lab
@@ -53,21 +53,22 @@ def judge(lab: Lab) -> list[Result]:
         lacking = "no runs of engine and simulator: --fidelity FOLDER judges stored ones"
         metric = "errors of the simulator against the engine"
         return [not_here(Claim(NAME, metric, 0.0, "%", source=SOURCE, confidence="R"), lacking)]
-    found = _stored(lab)
     results: list[Result] = []
-    for allocator, load, engine, simulated in found.pairs():
-        results += _latencies(found, allocator, load, engine, simulated)
-        results += _memory(found, allocator, load, engine, simulated)
+    for found in _stored(lab):
+        for allocator, load, engine, simulated in found.pairs():
+            place = f"{NAME}/{found.about['wanted']['lengths']}/{allocator}/{load}"
+            results += _latencies(found, place, load, engine, simulated)
+            results += _memory(found, place, load, engine, simulated)
     return results
 
 
-def _stored(lab: Lab) -> Stored:
+def _stored(lab: Lab) -> list[Stored]:
     folder = lab.fidelity
     assert folder is not None
-    return lab.once(NAME, lambda: read(folder))
+    return lab.once(NAME, lambda: read_all(folder))
 
 
-def _latencies(found: Stored, allocator: str, load: float, engine: list[Row], simulated: Row) -> list[Result]:
+def _latencies(found: Stored, place: str, load: float, engine: list[Row], simulated: Row) -> list[Result]:
     names = [(which, f"{which}_{latency}_s") for latency in LATENCIES for which in ("mean", "p95", "p99")]
     if load > 1:
         names = [(which, name) for which, name in names if which != "p95"] + [("rate", "output_tok_per_s")]
@@ -75,24 +76,22 @@ def _latencies(found: Stored, allocator: str, load: float, engine: list[Row], si
     for which, name in names:
         spread = spread_percent(engine, name)
         tolerance = RATE_ABOVE if which == "rate" else _tolerance(load, which, spread)
-        claim = Claim(
-            f"{NAME}/{allocator}/{load}/{name}", f"{name}: error at {load} of saturation", 0.0, "%", tolerance
-        )
+        claim = Claim(f"{place}/{name}", f"{name}: error at {load} of saturation", 0.0, "%", tolerance)
         results.append(
             _result(found, claim, load, error_percent(simulated, engine, name), _told(name, engine, simulated))
         )
     return results
 
 
-def _memory(found: Stored, allocator: str, load: float, engine: list[Row], simulated: Row) -> list[Result]:
+def _memory(found: Stored, place: str, load: float, engine: list[Row], simulated: Row) -> list[Result]:
     results = []
     for name in SHARES:
         truth = sum(row[name] for row in engine) / len(engine)
-        claim = Claim(f"{NAME}/{allocator}/{load}/{name}", f"{name}: difference", 0.0, "points", POINTS)
+        claim = Claim(f"{place}/{name}", f"{name}: difference", 0.0, "points", POINTS)
         points = 100 * (simulated[name] - truth)
         results.append(_result(found, claim, load, points, f"{100 * truth:.2f} % on the engine"))
     name = "num_preemptions"
-    claim = Claim(f"{NAME}/{allocator}/{load}/{name}", f"{name}: error", 0.0, "%", PREEMPTIONS)
+    claim = Claim(f"{place}/{name}", f"{name}: error", 0.0, "%", PREEMPTIONS)
     results.append(_result(found, claim, load, error_percent(simulated, engine, name), _told(name, engine, simulated)))
     return results
 
@@ -121,9 +120,10 @@ def scale(name: str) -> float:
 
 def tables(lab: Lab) -> list[Table]:
     """Errors by load, and the engine's own spread."""
-    if lab.fidelity is None:
-        return []
-    found = _stored(lab)
+    return [] if lab.fidelity is None else [_table(found) for found in _stored(lab)]
+
+
+def _table(found: Stored) -> Table:
     names = [f"{which}_{latency}_s" for latency in LATENCIES for which in ("mean", "p50", "p95", "p99")]
     rows = []
     for allocator, load, engine, simulated in found.pairs():
@@ -138,7 +138,8 @@ def tables(lab: Lab) -> list[Table]:
         f"{wanted['kv_tokens']:,} token slots; calibration {found.about['calibration_sha256'][:12]}"
     )
     heads = ("allocator", "load", "metric", "engine", "simulated", "error %", "engine's spread %")
-    return [Table(f"{NAME}/errors", "The simulator against the engine", heads, tuple(rows), note)]
+    name = f"{NAME}/{wanted['lengths']}"
+    return Table(name, f"The simulator against the engine, {wanted['lengths']}", heads, tuple(rows), note)
 
 
 SIM_VS_GPU = Experiment(NAME, "The simulator held against the engine", judge, tables=tables)

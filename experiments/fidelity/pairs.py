@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 ENGINE, SIMULATED = "engine", "sim"
 STEP_COLUMNS: Final = (
     *("time_s", "duration_s", "device_s", "host_s", "num_decodes", "num_chunk_tokens", "num_running"),
-    *("num_batched_tokens", "num_kv_tokens", "num_attended_pairs"),
+    *("num_batched_tokens", "num_kv_tokens", "num_attended_pairs", "longest_chunk_tokens"),
 )
 
 
@@ -34,6 +34,7 @@ class Wanted:
     loads: tuple[float, ...] = (0.4, 0.7, 1.5)
     """Of what the engine sustains with everything waiting from the start."""
     num_requests: int = 1000
+    """Twice as many above saturation: the first few hundred only fill the pool, and what is to be seen is a queue."""
     num_runs: int = 2
     """Of the engine at each load: their differences are its own spread."""
     lengths: str = "sharegpt"
@@ -66,12 +67,13 @@ class Wanted:
         )
         return config
 
-    def trace(self, rate_per_s: float | None, seed: int) -> Trace:
+    def trace(self, rate_per_s: float | None, seed: int, load: float = 1.0) -> Trace:
         """Poisson arrivals; None: all at once."""
         from workloads import synthetic_trace
 
+        count = self.num_requests * (2 if load > 1 else 1)
         arrival = "all-at-once" if rate_per_s is None else "poisson"
-        return synthetic_trace(arrival, self.lengths, self.num_requests, seed, rate_per_s=rate_per_s or 1.0)
+        return synthetic_trace(arrival, self.lengths, count, seed, rate_per_s=rate_per_s or 1.0)
 
 
 LIMITS: Final = ("block_size", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -102,7 +104,7 @@ def measured(wanted: Wanted, calibration: Path, say: Say) -> Iterator[Done]:
 def _at(
     wanted: Wanted, allocator: str, load: float, rate: float, seed: int, calibration: Path, say: Say
 ) -> Iterator[Done]:
-    trace = wanted.trace(load * rate, seed)
+    trace = wanted.trace(load * rate, seed, load)
     systems = [*((ENGINE, number) for number in range(wanted.num_runs)), (SIMULATED, 0)]
     for system, number in systems:
         done = _done(_run(wanted, allocator, system, calibration, trace), allocator, system, load, number, load * rate)

@@ -40,6 +40,12 @@ class Stored:
         ]
 
 
+def read_all(folder: Path) -> list[Stored]:
+    """The folder's own runs, or those of each folder in it, by name. UsageError where there are none."""
+    inner = sorted(path.parent for path in folder.glob(f"*/{ABOUT_FILE}"))
+    return [read(one) for one in inner] if inner and not (folder / ABOUT_FILE).exists() else [read(folder)]
+
+
 def read(folder: Path) -> Stored:
     """What `experiments.fidelity.main` wrote. UsageError for anything else."""
     try:

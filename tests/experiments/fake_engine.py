@@ -26,6 +26,7 @@ class FakeStep(NamedTuple):
     graph: bool
     num_kv_tokens: int
     num_attended_pairs: int
+    longest_chunk_tokens: int
 
     @property
     def gap_ps(self) -> int:
@@ -73,7 +74,7 @@ class FakeExecutor:
         chunks = sum(chunk.num_new_tokens for chunk in batch.chunks)
         decodes = len(batch.decodes.members)
         device = MS_PS + (chunks + decodes) * 10**6 + time.perf_counter_ns() % 1000
-        attended = batch.num_context_tokens + batch.num_new_tokens, batch.attended_pairs()
+        attended = batch.num_context_tokens + batch.num_new_tokens, *batch.attended()
         self.steps.append(FakeStep(device + 7, device, 5, decodes, chunks, not chunks, *attended))
         return StepResult(1, device + 7, stopped, device + 7)
 

@@ -32,7 +32,7 @@ def lab_of(tmp_path, rows):
 
 
 def verdicts(lab):
-    return {result.claim.id.removeprefix(f"{NAME}/paged/"): result.verdict for result in judge(lab)}
+    return {result.claim.id.removeprefix(f"{NAME}/sharegpt/paged/"): result.verdict for result in judge(lab)}
 
 
 def test_equal_runs_pass_everywhere(tmp_path):
@@ -102,3 +102,17 @@ def test_another_folder_is_refused(tmp_path):
     (tmp_path / RUNS_FILE).write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="columns allocator, load, system, repeat are missing"):
         read(tmp_path)
+
+
+def test_folders_in_a_folder_are_judged_apart(tmp_path):
+    for lengths, allocator, factor in (("sharegpt", "paged", 1.0), ("alpaca", "orca-max", 1.2)):
+        folder = tmp_path / lengths
+        folder.mkdir()
+        (folder / ABOUT_FILE).write_text(json.dumps({**ABOUT, "wanted": {**ABOUT["wanted"], "lengths": lengths}}))
+        rows = [row(0.4, system, allocator=allocator) for system in ("engine", "sim")]
+        rows[1]["mean_ttft_s"] *= factor
+        (folder / RUNS_FILE).write_text(to_csv(rows))
+    lab = Lab(fidelity=tmp_path)
+    missed = {result.claim.id for result in judge(lab) if result.verdict == "miss"}
+    assert missed == {f"{NAME}/alpaca/orca-max/0.4/mean_ttft_s"}
+    assert [table.name for table in tables(lab)] == [f"{NAME}/alpaca", f"{NAME}/sharegpt"]

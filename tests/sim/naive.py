@@ -105,7 +105,8 @@ class NaiveReplay:
             return now, False
         rows = [(r.computed - n, n) for r, n in scheduled]
         pairs = sum(n * context + n * (n + 1) // 2 for context, n in rows)
-        features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs)
+        longest = max((context + n for context, n in rows if n > 1), default=0)
+        features = Features(len(rows), sum(n for _, n in rows), sum(map(sum, rows)), pairs, longest)
         end = now + self.model.duration(features) + self.copy_block_ps * self.num_copied + self.turn(scheduled)
         end += self.swap_block_ps * self.num_swapped
         self.over(now, end, self.state(refusal), steps=1)

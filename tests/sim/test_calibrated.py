@@ -11,17 +11,26 @@ from hypothesis import strategies as st
 
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
-from sim.calibrated import CalibratedModel, Curve, HostGaps, MixedCost, OutsideGrid, parse_calibration, read_calibration
+from sim.calibrated import (
+    CalibratedModel,
+    Curve,
+    MixedCost,
+    OutsideGrid,
+    Overheads,
+    parse_calibration,
+    read_calibration,
+)
 from sim.cost import Features, decode_features, parse_step_model
 from sim.cost_executor import CostExecutor
 from sim.simulate import RunSpec, simulate
 from workloads import synthetic_trace
 
 CURVES = (Curve(1, (10, 110), (1_000, 2_000)), Curve(4, (40, 440), (1_500, 3_500)), Curve(8, (80, 880), (2_000, 6_000)))
-MIXED = MixedCost((16, 64), (10_000, 30_000), 100, 10, 1, most_seqs=8, most_kv_tokens=1_000, most_pairs=20_000)
-HOST = HostGaps(7, 1, 50, 3, 20, 2, 1)
-MODEL = CalibratedModel(CURVES, MIXED, padded=True, host=HOST)
-BARE = replace(MODEL, host=HostGaps())
+MOST = {"most_seqs": 8, "most_kv_tokens": 1_000, "most_pairs": 20_000, "most_longest_tokens": 500}
+MIXED = MixedCost((16, 64), (10_000, 30_000), 100, 10, 1, 5, 2, **MOST)
+HOST = Overheads(7, 1, 50, 3, 20, 2, 1)
+MODEL = CalibratedModel(CURVES, MIXED, padded=True, overheads=HOST)
+BARE = replace(MODEL, overheads=Overheads())
 
 
 @pytest.mark.parametrize(
@@ -39,10 +48,10 @@ def test_without_padding_batches_lie_between_their_neighbours():
 
 
 def test_a_step_with_chunks_costs_its_bucket_and_its_rates():
-    features = Features(3, 20, 200, 900)
-    assert BARE.duration(features) == 30_000 + 300 + 2_000 + 900
+    features = Features(3, 20, 200, 900, 150)
+    assert BARE.duration(features) == 30_000 + 300 + 2_000 + 900 + 750 + 2 * 60
     assert MODEL.duration(features) == BARE.duration(features) + 20 + 6 + 20
-    assert replace(BARE, padded=False).duration(features) == 10_000 + 20_000 * 4 // 48 + 3_200
+    assert replace(BARE, padded=False).duration(features) == 10_000 + 20_000 * 4 // 48 + 3_200 + 870
 
 
 def test_gaps_of_decode_steps_and_of_a_change_of_rows():
@@ -59,6 +68,7 @@ def test_gaps_of_decode_steps_and_of_a_change_of_rows():
         (Features(9, 20, 200, 900), "sequences in a step with chunks"),
         (Features(3, 20, 1_101, 1_200), "attended tokens in a step with chunks"),
         (Features(3, 20, 200, 22_001), "attended pairs in a step with chunks"),
+        (Features(3, 20, 900, 2_000, 551), "attended tokens of one chunk"),
     ],
 )
 def test_what_was_not_measured_is_refused_unless_it_is_asked_for(features, what):
@@ -92,8 +102,8 @@ def test_a_file_says_the_same_as_the_model_it_was_written_from(tmp_path):
         (lambda d: d["mixed"].pop("per_pair_ps"), "key 'per_pair_ps' is missing"),
         (lambda d: d["decode"][0].update(kv_tokens=[5, 4]), "kv_tokens: expected at least 2 ascending"),
         (lambda d: d["decode"].reverse(), "num_seqs of the curves"),
-        (lambda d: d["host"].update(turn_ps=-1), "no gap is below 0"),
-        (lambda d: d["host"].update(typo=1), "typo"),
+        (lambda d: d["overheads"].update(turn_ps=-1), "overheads: none is below 0"),
+        (lambda d: d["overheads"].update(typo=1), "typo"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path, change, told):
@@ -118,7 +128,7 @@ def test_a_model_without_a_file_is_refused(text):
 def test_skipping_is_stepping_where_a_change_of_rows_costs_time(seed, blocks, rate):
     trace = synthetic_trace("poisson", "uniform:1-60,1-40", 30, seed, rate_per_s=rate)
     spec = RunSpec("paged", PoolConfig(blocks, 8, 120), SchedulerConfig(120, max_num_seqs=8, max_num_batched_tokens=64))
-    model = replace(MODEL, extrapolate=True, host=replace(HOST, turn_ps=10**9, decode_ps=10**8))
+    model = replace(MODEL, extrapolate=True, overheads=replace(HOST, turn_ps=10**9, decode_ps=10**8))
     runs = [simulate(replace(spec, skip=skip), trace, CostExecutor(model)) for skip in (True, False)]
     assert runs[0].requests().equals(runs[1].requests())
     assert runs[0].summary == runs[1].summary

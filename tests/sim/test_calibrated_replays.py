@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.progress import LivelockError
-from sim.calibrated import CalibratedModel, Curve, HostGaps, MixedCost
+from sim.calibrated import CalibratedModel, Curve, MixedCost, Overheads
 from sim.cost_executor import CostExecutor
 from tests.sim.cases import STEP, US, Case, differences, random_case, random_cuts, random_shared_case
 from tests.sim.check import check_case, check_shared
@@ -30,10 +30,10 @@ def random_calibration(rng: Random) -> CalibratedModel:
         curves.append(Curve(num_seqs, tuple(places), tuple(sorted(durations) if rng.random() < 0.7 else durations)))
     tokens = tuple(sorted(rng.sample((1, 2, 4, 8, 16, 64, 256), rng.randint(1, 4))))
     bases = tuple(unit * rng.randint(1, 8) for _ in tokens)
-    rates = [rng.choice((0, 1, US // 64)) for _ in range(3)]
+    rates = [rng.choice((0, 1, US // 64)) for _ in range(5)]
     gaps = [rng.choice((0, 0, 1, 7, US // 8, US, 5 * US)) for _ in range(7)]
-    mixed = MixedCost(tokens, bases, *rates, most_seqs=8, most_kv_tokens=400, most_pairs=4_000)
-    return CalibratedModel(tuple(curves), mixed, rng.random() < 0.5, HostGaps(*gaps), extrapolate=True)
+    mixed = MixedCost(tokens, bases, *rates, most_seqs=8, most_kv_tokens=400, most_pairs=4_000, most_longest_tokens=400)
+    return CalibratedModel(tuple(curves), mixed, rng.random() < 0.5, Overheads(*gaps), extrapolate=True)
 
 
 def calibrated(case: Case) -> Case:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from experiments.calibrate.clocks import summed_up
-from experiments.calibrate.grid import Limits, decode_points, mixed_points
+from experiments.calibrate.grid import BETWEEN, Limits, decode_points, mixed_points
 
 LIMITS = [
-    Limits(256, 2048, 4096, 110_592),
-    Limits(16, 256, 512, 4096),
-    Limits(4, 96, 2048, 4096),
-    Limits(1, 64, 64, 256),
+    Limits(256, 2048, 4096, 110_592, 16),
+    Limits(256, 2048, 4096, 110_592, 256),
+    Limits(256, 2048, 2048, 65_536, 128),
+    Limits(16, 256, 512, 4096, 1),
+    Limits(4, 96, 2048, 4096, 16),
+    Limits(1, 64, 64, 256, 16),
 ]
 STEPS = 24
 
 
-@pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.max_num_seqs} sequences")
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.max_num_seqs} of {limits.block_size}")
 def test_every_point_fits_the_pool_and_the_model(limits):
     buckets = [size for size in (1, 4, 16, 64, 256) if size <= limits.max_num_seqs]
-    decodes = decode_points(buckets, limits, STEPS, 3)
+    decodes = decode_points(buckets, limits, STEPS, 6, 3)
     assert {len(point.contexts) for point in decodes} <= set(buckets)
     for point in decodes:
         assert min(point.contexts) >= 1
         assert max(point.contexts) + STEPS + 1 <= limits.max_model_len
-        assert sum(point.contexts) + len(point.contexts) * (STEPS + 16) <= limits.kv_tokens
+        assert held(point.contexts, STEPS + 1, limits.block_size) <= limits.kv_tokens
     tokens = [size for size in (64, 128, 512, 2048) if size <= limits.max_num_batched_tokens]
     for mixed in mixed_points(tokens, limits, 6, 3):
         for one in mixed.steps:
-            held = sum(mixed.contexts) + sum(context + new for context, new in one.chunks)
-            assert held + 16 * limits.max_num_seqs <= limits.kv_tokens or len(mixed.contexts) == 0
+            decoding = held(mixed.contexts, (BETWEEN + 2) * 6 + 4, limits.block_size)
+            assert decoding + held(map(sum, one.chunks), 0, limits.block_size) <= limits.kv_tokens
             assert 1 <= len(one.chunks) <= limits.max_num_seqs - len(mixed.contexts)
             assert all(
                 new >= 1 and context >= 0 and context + new < limits.max_model_len for context, new in one.chunks
@@ -37,18 +41,29 @@ def test_every_point_fits_the_pool_and_the_model(limits):
             assert len(mixed.contexts) + sum(new for _, new in one.chunks) <= limits.max_num_batched_tokens
 
 
+def held(contexts: Iterable[int], growth: int, block_size: int) -> int:
+    """Token slots of the blocks that they hold in the end."""
+    return sum(-(-(context + growth) // block_size) * block_size for context in contexts)
+
+
+def test_steps_with_chunks_reach_a_full_pool_too():
+    limits = LIMITS[0]
+    most = max(sum(p.contexts) + sum(map(sum, p.steps[0].chunks)) for p in mixed_points([512], limits, 6, 0))
+    assert most > 0.75 * limits.kv_tokens
+
+
 def test_curves_reach_from_short_contexts_to_a_full_pool():
     limits = LIMITS[0]
     for bucket in (16, 64, 256):
-        totals = [sum(p.contexts) for p in decode_points([bucket], limits, STEPS, 0)]
+        totals = [sum(p.contexts) for p in decode_points([bucket], limits, STEPS, 6, 0)]
         assert len(totals) == 6
         assert min(totals) <= 10 * bucket
-        room = min(limits.kv_tokens - bucket * (STEPS + 64), bucket * (limits.max_model_len - STEPS - 2))
+        room = min(limits.room(bucket, STEPS + 2), bucket * (limits.max_model_len - STEPS - 2))
         assert max(totals) > 0.97 * room
 
 
 def test_batches_are_ragged():
-    point = next(p for p in decode_points([64], LIMITS[0], STEPS, 0) if 200 * 64 < sum(p.contexts) < 600 * 64)
+    point = next(p for p in decode_points([64], LIMITS[0], STEPS, 6, 0) if 200 * 64 < sum(p.contexts) < 600 * 64)
     mean = sum(point.contexts) / 64
     assert max(point.contexts) > 2.5 * mean
 

@@ -13,7 +13,7 @@ from experiments.bench.engine_run import EngineWanted, engine_of  # noqa: E402
 from experiments.calibrate import main as calibrate  # noqa: E402
 from experiments.calibrate.grid import ChunkStep, DecodePoint, Limits, MixedPoint  # noqa: E402
 from experiments.calibrate.probe import SKIPPED, Probe  # noqa: E402
-from experiments.calibrate.rows import CHURN, read_rows  # noqa: E402
+from experiments.calibrate.rows import CHURN, HELD, read_rows  # noqa: E402
 from sim.calibrated import read_calibration  # noqa: E402
 
 SHAPE = {
@@ -27,7 +27,7 @@ SHAPE = {
     "vocab_size": 128,
     "max_position_embeddings": 512,
 }
-LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=96, max_model_len=128, kv_tokens=1024)
+LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=96, max_model_len=128, kv_tokens=1024, block_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 def probe(folder):
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 96, "max_model_len": 128, "input_len": 1, "output_len": 1}
     wanted = EngineWanted(folder, device="cpu", attention="reference", **sizes)
-    return Probe.of(engine_of(wanted), LIMITS, 16, "paged", "paged", 0)
+    return Probe.of(engine_of(wanted), LIMITS, "paged", "paged", 0)
 
 
 def test_a_point_of_decodes_costs_its_own_steps_and_no_prompt(probe):
@@ -61,6 +61,7 @@ def test_a_point_with_chunks_costs_steps_of_those_chunks(probe):
     assert [(row.num_seqs, row.num_new_tokens) for row in rows] == [(4, 42), (3, 7)]
     decoding = rows[0].num_kv_tokens - 30 - 30
     assert rows[0].num_attended_pairs == decoding + 10 * 20 + 55 + 465
+    assert [row.longest_chunk_tokens for row in rows] == [30, 5]
     assert probe.allocator.stats().num_free == probe.allocator.capacity_blocks
 
 
@@ -79,7 +80,8 @@ def test_measured_fitted_written_and_read_again(folder, tmp_path, capsys):
     assert calibrate.main([*argv, "--output-dir", str(tmp_path)]) == exits.OK
     assert "held out" in capsys.readouterr().err
     rows = read_rows(tmp_path / calibrate.ROWS_FILE)
-    assert {row.run for row in rows if row.rows_changed} == {CHURN}
+    loops = {row.run for row in rows if row.rows_changed}
+    assert loops == {f"{CHURN}-{places}{held}" for places in (1, 2, 4) for held in ("", HELD)}
     model = read_calibration(tmp_path / calibrate.CALIBRATION_FILE)
     again = calibrate.read(tmp_path)
     assert again.rows == rows
@@ -100,3 +102,14 @@ def test_measured_fitted_written_and_read_again(folder, tmp_path, capsys):
 def test_bad_usage_is_said_before_anything_is_made(tmp_path, capsys, words, told):
     assert calibrate.main([*words, "--output-dir", str(tmp_path)]) == exits.USAGE
     assert told in capsys.readouterr().err
+
+
+def test_several_block_sizes_share_an_engine_and_have_a_folder_each(folder, tmp_path):
+    words = {"model": folder, "device": "cpu", "attention": "reference", "num-steps": 4, "steps-a-point": 1}
+    words |= {"max-num-seqs": 2, "max-num-batched-tokens": 64, "max-model-len": 64, "kv-tokens": 512, "load-s": 0.01}
+    words |= {"kv-places": 2, "rounds": 1}
+    argv = [part for name, value in words.items() for part in (f"--{name}", str(value))]
+    assert calibrate.main([*argv, "--block-size", "4", "32", "--output-dir", str(tmp_path)]) == exits.OK
+    for size in (4, 32):
+        model = read_calibration(tmp_path / f"block-size-{size}" / calibrate.CALIBRATION_FILE)
+        assert model.about["wanted"]["block_size"] == size
