@@ -209,8 +209,10 @@ def mla_reduce_kernel(
     first = tl.load(SEQS + seq * 2).to(tl.int64) * num_heads
     for head in range(tl.program_id(1) * heads, tl.minimum((tl.program_id(1) + 1) * heads, num_heads)):
         acc = tl.zeros([BLOCK_D], tl.float32)
+        maximum = -1e30  # as variables: literals in a call are constants to some versions, and loops carry none
+        total = 0.0
         _, total, acc = merge_pieces(
-            -1e30, 0.0, acc, PART + (first + head) * D, LSE + first + head, pieces, num_heads, D, BLOCK_D, BLOCK_P
+            maximum, total, acc, PART + (first + head) * D, LSE + first + head, pieces, num_heads, D, BLOCK_D, BLOCK_P
         )  # fmt: skip
         at = OUT + seq.to(tl.int64) * out_s + head * out_h + dims
         tl.store(at, (acc / total).to(OUT.dtype.element_ty), mask=dims < D)
