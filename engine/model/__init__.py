@@ -1,7 +1,7 @@
 """Decoder-only models on a paged KV cache: what they compute, their weights, and how both are read from files.
 
-Llama, Mistral, Qwen2, Qwen3, OPT, and DeepSeek-V2 and -V3 without experts, from a Hugging Face folder, a GGUF file, or a
-catalogue name with seeded random weights. A model meets its KV only through `KVMemory`; nothing here knows a block.
+Llama, Mistral, Qwen2, Qwen3, OPT, and DeepSeek-V2 and -V3 without experts, from a Hugging Face folder, a GGUF file, or
+a catalogue name with seeded random weights. A model meets its KV only through `KVMemory`; nothing here knows a block.
 """
 
 from engine.model.architecture import Architecture, architecture_of

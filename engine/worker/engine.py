@@ -118,8 +118,7 @@ class Engine:
 
     def block_bytes(self, block_size: int) -> int:
         """K and V, or the latents, of one block, all layers."""
-        shape = self.architecture
-        return shape.num_layers * block_size * shape.kv_elements * self.dtype.itemsize
+        return self.architecture.kv_spec(self.dtype).block_bytes(block_size)
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
         """How much is left for KV, measured: the largest batch is run and the graphs are captured over a tiny pool.
@@ -192,7 +191,7 @@ class Engine:
             shape, self.model.weights, self._ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
         )
         sharing = self._sharing(allocator, kernel)
-        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self._graphs, sharing=sharing, **options)
+        return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self.graphs, sharing=sharing, **options)
 
     def _sharing(self, allocator: Any, kernel: Kernel) -> SharingRule | None:
         """When shared prefixes are used; None: never."""
@@ -204,8 +203,8 @@ class Engine:
         return SharingRule(size, token_bytes, expected=expected)
 
     @property
-    def _graphs(self) -> bool:
-        """Whether steps are CUDA graphs."""
+    def graphs(self) -> bool:
+        """Whether steps are CUDA graphs: wanted, and with an attention backend that can be captured."""
         return self.config.graphs and self.device.type == "cuda" and never_waits(self.backend)
 
     def _ops(self) -> Ops:
@@ -233,7 +232,7 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.backend.get_name(),
             "layout": self.layout.value,
-            "graphs": self._graphs,
+            "graphs": self.graphs,
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,
