@@ -75,10 +75,9 @@ def _compared_by(
 ) -> Iterator[Row]:
     expected = latent.expected(latent.rounded(model, dtype), texts)
     engine = latent.engine_of(folder, device=device, attention=backend, dtype=str(dtype).removeprefix("torch."))
-    bound = latent.bound_of(expected, dtype)
     for size in latent.sizes_of(backend):
         served = latent.forced(engine, texts, block_size=size, num_slots=320)
-        difference = latent.furthest(served.logits, expected)
+        distance = latent.distance(served.logits, expected, dtype)
         yield {
             "model": name,
             "backend": backend,
@@ -86,9 +85,9 @@ def _compared_by(
             "block_size": size,
             "graphs": engine.provenance["graphs"],
             "as_captured": latent.captured(engine, served),
-            "largest_difference": difference,
-            "bound": bound,
-            "within": difference <= bound,
+            "distance": distance,
+            "bound": latent.BOUNDS[dtype],
+            "within": distance <= latent.BOUNDS[dtype],
         }
 
 

@@ -56,7 +56,7 @@ def test_every_backend_gives_their_logits(backend, dtype, name, models):
     expected = latent.expected(latent.rounded(model, dtype), TEXTS)
     for size in latent.sizes_of(backend):
         served = latent.forced(engine, TEXTS, block_size=size, num_slots=320)
-        assert latent.furthest(served.logits, expected) <= latent.bound_of(expected, dtype), size
+        assert latent.distance(served.logits, expected, dtype) <= latent.BOUNDS[dtype], size
         assert latent.captured(engine, served)
 
 
@@ -77,7 +77,7 @@ def test_swapped_latents_come_back(backend, dtype, models):
     served = latent.forced(engine, TEXTS, block_size=size, num_slots=128, preemption="swap")
     expected = latent.expected(latent.rounded(model, dtype), TEXTS)
     assert served.num_swapped > 0 or size == 64, "a block of 64 tokens holds a whole text: nothing gives way"
-    assert latent.furthest(served.logits, expected) <= latent.bound_of(expected, dtype)
+    assert latent.distance(served.logits, expected, dtype) <= latent.BOUNDS[dtype]
 
 
 def test_the_devices_own_backend_is_captured_where_the_registry_has_one(models):
