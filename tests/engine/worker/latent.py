@@ -128,7 +128,6 @@ def forced(
         warm_up(executor)
     for cache in executor.kv.caches:
         cache.fill_(torch.nan)  # what is read before it is written shows in every logit
-    engine.executor_in_use = executor
     for place, (tokens, prompt) in enumerate(texts):
         content = TokenContent(list(tokens))
         scheduler.add(Request(place, prompt, len(tokens) - prompt, content=content))
@@ -137,6 +136,7 @@ def forced(
         batch = step(scheduler, executor).batch
         preempted += len(batch.preempted)
         swapped += len(batch.to_host)
+    executor.close()
     rows = [torch.stack(logits.rows[place]) for place in range(len(texts))]
     return Served(rows, executor.steps, preempted, swapped, scheduler.prefix.hits)
 
