@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from engine.attention.backend import LayerConfig
-from engine.core.kv_spec import canonical_dtype
+from engine.core.kv_spec import KVSpec, canonical_dtype
 from engine.core.model_shape import ModelShape, read_model_shape
 from engine.core.suggestion import unknown_name
 from engine.model.config_keys import FAMILIES, check_keys
@@ -103,10 +103,11 @@ class Architecture:
         """Elements of a head that turn."""
         return self.head_size if self.latent is None else self.latent.qk_rope_head_dim
 
-    @property
-    def kv_elements(self) -> int:
-        """Elements of a token in one layer's cache: 2 * KH * D, or one latent."""
-        return 2 * self.num_kv_heads * self.head_size if self.latent is None else self.latent.size
+    def kv_spec(self, dtype: torch.dtype, tp: int = 1) -> KVSpec:
+        """What a token's cache takes in that type, over so many ranks: K and V, or one latent, whole on each rank."""
+        if self.latent is not None:
+            return KVSpec(self.num_layers, 1, self.latent.size, kind="mla", dtype=str(dtype), tp=tp)
+        return KVSpec(self.num_layers, self.num_kv_heads, self.head_size, dtype=str(dtype), tp=tp)
 
     @property
     def gate_up_size(self) -> int:

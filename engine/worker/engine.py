@@ -124,8 +124,7 @@ class Engine:
 
     def block_bytes(self, block_size: int) -> int:
         """K and V, or the latents, of one block, all layers."""
-        shape = self.architecture
-        return shape.num_layers * block_size * shape.kv_elements * self.storage.dtype.itemsize
+        return self.architecture.kv_spec(self.storage.dtype).block_bytes(block_size)
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
         """How much is left for KV, measured: the largest batch is run and the graphs are captured over a tiny pool.
@@ -212,7 +211,7 @@ class Engine:
 
     @property
     def graphs(self) -> bool:
-        """Whether steps are CUDA graphs."""
+        """Whether steps are CUDA graphs: wanted, and with an attention backend that can be captured."""
         return self.config.graphs and self.device.type == "cuda" and never_waits(self.backend)
 
     def ops(self) -> Ops:

@@ -78,7 +78,8 @@ def test_what_the_other_families_add():
 def test_latent_attention_keeps_one_latent_for_all_heads():
     a = architecture_of(DEEPSEEK, "here")
     assert (a.latent.size, a.latent.head_size, a.latent.interleaved, a.rotary_size) == (40, 24, True, 8)
-    assert (a.kv_elements, a.qkv_size, a.attention_size, a.windows) == (40, 48 + 40, 48, (0, 0, 0))
+    assert (a.qkv_size, a.attention_size, a.windows) == (48 + 40, 48, (0, 0, 0))
+    assert (a.kv_spec(torch.float16).bytes_per_token, a.kv_spec(torch.float16, tp=4).num_replicas) == (3 * 40 * 2, 4)
     config = a.layer_config(0)
     assert (config.num_heads, config.num_kv_heads, config.head_size, config.kv_lora_rank) == (4, 1, 40, 32)
     assert config.scale == pytest.approx(24**-0.5)
@@ -87,7 +88,8 @@ def test_latent_attention_keeps_one_latent_for_all_heads():
     second = architecture_of({**DEEPSEEK, "model_type": "deepseek_v2", "rope_interleave": False}, "here")
     assert second.latent.interleaved, "transformers' DeepSeek-V2 does not look at the key"
     llama = architecture_of(LLAMA, "here")
-    assert (llama.latent, llama.kv_elements, llama.attention_size) == (None, 2 * 2 * 16, 64)
+    assert (llama.latent, llama.attention_size) == (None, 64)
+    assert llama.kv_spec(torch.float32).bytes_per_token_per_layer == 2 * 2 * 16 * 4
 
 
 def test_the_scale_of_deepseek_grows_with_the_stretch_of_its_context():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,6 +38,8 @@ REAL = {
     "v_head_dim": 128,
 }
 """Heads and latents of the published models, in few and narrow layers."""
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Of `distance`. transformers' own bfloat16 is at 2.0e-2 to 2.6e-2 from its float32 with the same weights."""
 Text = list[int]
 
 
@@ -125,7 +128,6 @@ def forced(
         warm_up(executor)
     for cache in executor.kv.caches:
         cache.fill_(torch.nan)  # what is read before it is written shows in every logit
-    engine.executor_in_use = executor
     for place, (tokens, prompt) in enumerate(texts):
         content = TokenContent(list(tokens))
         scheduler.add(Request(place, prompt, len(tokens) - prompt, content=content))
@@ -134,20 +136,29 @@ def forced(
         batch = step(scheduler, executor).batch
         preempted += len(batch.preempted)
         swapped += len(batch.to_host)
+    executor.close()
     rows = [torch.stack(logits.rows[place]) for place in range(len(texts))]
     return Served(rows, executor.steps, preempted, swapped, scheduler.prefix.hits)
 
 
-def sizes_of(name: str) -> tuple[torch.dtype, list[int]]:
-    """What a backend is tried with: float32 if it can, else bfloat16; two block sizes, or its own."""
+def dtypes_of(name: str) -> list[torch.dtype]:
+    """What a backend is tried with."""
+    return [dtype for dtype in BOUNDS if dtype in BACKENDS[name].capabilities().dtypes]
+
+
+def sizes_of(name: str) -> list[int]:
+    """Block sizes that a backend is tried with: two, or its own."""
     able = BACKENDS[name].capabilities()
-    dtype = torch.float32 if torch.float32 in able.dtypes else torch.bfloat16
-    return dtype, [size for size in (16, 64) if able.block_sizes.allows(size)] or [able.default_block_size]
+    return [size for size in (16, 64) if able.block_sizes.allows(size)] or [able.default_block_size]
 
 
 def rounded(model: Any, dtype: torch.dtype) -> Any:
-    """The model with its parameters as they are in that type."""
-    return model if dtype == torch.float32 else model.to(dtype).float()
+    """A copy with parameters as they are in that type; frequencies are not rounded, as no engine rounds them."""
+    copy = deepcopy(model)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.copy_(parameter.to(dtype))
+    return copy
 
 
 def captured(engine: Engine, served: Served) -> bool:
@@ -161,3 +172,12 @@ def furthest(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> flo
     """The largest difference of any logit; NaN if any is."""
     assert all(one.shape == other.shape for one, other in zip(got, wanted, strict=True))
     return float(torch.stack([(one - other).abs().max() for one, other in zip(got, wanted, strict=True)]).max())
+
+
+def distance(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], dtype: torch.dtype) -> float:
+    """The largest difference of any logit; in a narrower type than float32 the root mean square of all differences, by
+    that of the logits."""
+    if dtype == torch.float32:
+        return furthest(got, wanted)
+    apart, whole = torch.cat(list(got)) - torch.cat(list(wanted)), torch.cat(list(wanted))
+    return float(apart.square().mean().sqrt() / whole.square().mean().sqrt())

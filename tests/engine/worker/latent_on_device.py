@@ -29,8 +29,6 @@ from engine.sampling_params import SamplingParams
 from engine.worker.engine import Engine, EngineConfig
 from tests.engine.worker import latent
 
-TOLERANCE, RELATIVE = 1e-4, 2e-2
-"""Of a logit in float32; of the largest one in half types."""
 BLOCK_SIZE, OUTPUTS = 64, 24
 PS_PER_US = 1_000_000
 Row = dict[str, Any]
@@ -62,19 +60,24 @@ def compared(device: str) -> Iterator[Row]:
                 if reason or (device == "cpu" and backend != "reference-mla"):
                     yield {"model": name, "backend": backend, "skipped": reason or "only the specification on a CPU"}
                     continue
-                yield from _compared_by(backend, name, Path(folder), model, texts, device)
+                for dtype in latent.dtypes_of(backend):
+                    yield from _compared_by(backend, dtype, name, Path(folder), model, texts, device)
 
 
 def _compared_by(
-    backend: str, name: str, folder: Path, model: Any, texts: Sequence[tuple[latent.Text, int]], device: str
+    backend: str,
+    dtype: torch.dtype,
+    name: str,
+    folder: Path,
+    model: Any,
+    texts: Sequence[tuple[latent.Text, int]],
+    device: str,
 ) -> Iterator[Row]:
-    dtype, sizes = latent.sizes_of(backend)
     expected = latent.expected(latent.rounded(model, dtype), texts)
     engine = latent.engine_of(folder, device=device, attention=backend, dtype=str(dtype).removeprefix("torch."))
-    bound = TOLERANCE if dtype == torch.float32 else RELATIVE * float(torch.cat(expected).abs().max())
-    for size in sizes:
+    for size in latent.sizes_of(backend):
         served = latent.forced(engine, texts, block_size=size, num_slots=320)
-        difference = latent.furthest(served.logits, expected)
+        distance = latent.distance(served.logits, expected, dtype)
         yield {
             "model": name,
             "backend": backend,
@@ -82,9 +85,9 @@ def _compared_by(
             "block_size": size,
             "graphs": engine.provenance["graphs"],
             "as_captured": latent.captured(engine, served),
-            "largest_difference": difference,
-            "bound": bound,
-            "within": difference <= bound,
+            "distance": distance,
+            "bound": latent.BOUNDS[dtype],
+            "within": distance <= latent.BOUNDS[dtype],
         }
 
 

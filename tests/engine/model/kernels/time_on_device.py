@@ -80,6 +80,29 @@ def ops_cases(num_tokens: int, hidden: int) -> Iterator[Case]:
     yield f"rotate_and_write, head norm {name}", turned, functools.partial(rotate, True)
 
 
+def latent_cases(num_tokens: int, num_heads: int) -> Iterator[Case]:
+    """Of DeepSeek's latents, 512 + 64 elements, and queries of 128 + 64."""
+    ops, query = TritonOps(), 1536
+    cos_sin = torch.randn(8192, 64, device="cuda")
+    positions = torch.randint(0, 8192, (num_tokens,), device="cuda")
+    weights = normal(512), normal(query)
+
+    def write() -> Call:
+        cache = normal(num_tokens // 64 + 1, 64, 576)
+        slots = torch.randperm(cache.shape[0] * 64, device="cuda")[:num_tokens]
+        return functools.partial(
+            ops.write_latents, normal(num_tokens, query + 576), cos_sin, positions, cache, slots, weights[0], eps=1e-6,
+            interleaved=True, q_norm=weights[1], q_out=normal(num_tokens, query),
+        )  # fmt: skip
+
+    def rotate() -> Call:
+        return functools.partial(ops.rotate_queries, normal(num_tokens, num_heads, 192), cos_sin, positions, True)
+
+    name = f"T={num_tokens} H={num_heads}"
+    yield f"write_latents {name}", 4 * num_tokens * (query + 576), write
+    yield f"rotate_queries {name}", 4 * num_tokens * num_heads * 64, rotate
+
+
 def sampling_cases(num_seqs: int) -> Iterator[Case]:
     """Greedy, temperature, and the filters alone."""
     positions = torch.arange(num_seqs, device="cuda")
@@ -125,6 +148,8 @@ def cases() -> Iterator[Case]:
     """All of them."""
     for num_tokens, hidden in itertools.product((1, 256, 8192), MODELS):
         yield from ops_cases(num_tokens, hidden)
+    for num_tokens, num_heads in itertools.product((1, 256, 8192), (16, 128)):
+        yield from latent_cases(num_tokens, num_heads)
     for num_seqs in (1, 32, 256):
         yield from sampling_cases(num_seqs)
     yield from worker_cases(256)
