@@ -101,7 +101,9 @@ def smollm2_accuracy() -> list[Accuracy]:
     path = smollm2.find()
     assert path is not None, smollm2.WHY_NOT
     engine = Engine(EngineConfig(str(path), max_num_seqs=4, max_num_batched_tokens=256, max_model_len=256))
-    texts = [engine.model.tokenizer.encode(text) for text in TEXTS]
+    tokenizer = engine.model.tokenizer
+    assert tokenizer is not None
+    texts = [tokenizer.encode(text) for text in TEXTS]
     return [accuracy(engine, texts, scales) for scales in SCALES]
 
 

@@ -40,6 +40,7 @@ class FakeConfig:
     model: str
     device: str = "cpu"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     attention: str = "auto"
     layout: str | None = None
     weights_seed: int | None = 0

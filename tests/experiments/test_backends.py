@@ -154,7 +154,6 @@ def test_steps_of_another_run_are_refused_where_they_part(real, pagelab, trace_f
         (("--backend", "cpu", "--executor", "shadow"), "measure.executor=shadow"),
         (("--backend", "cpu", "--tp", "2"), "model.tp=2"),
         (("--backend", "cpu", "--gpu", "h200"), "model.gpu=h200"),
-        (("--backend", "cpu", "--kv-cache-dtype", "int8"), "kv_cache_dtype: expected auto, float32 or fp8_e4m3"),
         (("--backend", "cpu", "--kv-cache-dtype", "fp7"), "fp7"),
         (("--backend", "cpu", "--kernel", "contiguous"), "blocks of paged are not adjacent"),
         (("--backend", "cpu", "--allocator", "orca-max", "--kernel", "both"), "run takes one kernel"),

@@ -6,8 +6,8 @@ import pytest
 
 from experiments.bench.cases import shapes_of
 from experiments.bench.rows import COLUMNS, from_csv, geometric_mean, row_of, to_csv, with_ratios
-from experiments.bench.shapes import GQA, Shape, decode
-from experiments.bench.summary import best_of_sweep, overheads, standings, wrong_rows
+from experiments.bench.shapes import FP8, GQA, Shape, decode
+from experiments.bench.summary import best_of_sweep, fp8_gains, overheads, standings, wrong_rows
 from experiments.bench.timing import Timing
 
 SHAPE = decode("twin", GQA, 64, 4096)
@@ -157,3 +157,15 @@ def test_only_our_own_failures_count_as_failures():
 
 def test_a_write_has_no_operations():
     assert row(shape=Shape("write", "write", "w", GQA, (4,), (4,)))["flop_per_s"] is None
+
+
+def test_the_gain_of_fp8_is_a_shapes_own_time_over_sixteen_bits_over_its_time_over_fp8():
+    wide = decode("fp8", GQA, 64, 4096)
+    narrow = wide.with_(dtype=FP8)
+    lonely = narrow.with_(label="other")
+    rows = [row(shape=wide, median_s=3.0), row(shape=narrow, median_s=2.0), row(shape=lonely)]
+    rows += [row(shape=narrow, median_s=1.0, swept=True), row(shape=wide, median_s=9.0, peer="torch")]
+
+    (gain,) = fp8_gains(rows)
+
+    assert (gain.shape, gain.block_size, gain.times_faster) == ("gqa 64 x 4k", 16, 1.5)

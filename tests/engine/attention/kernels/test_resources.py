@@ -34,7 +34,7 @@ import multiprocessing, sys
 from concurrent.futures import ProcessPoolExecutor
 from engine.attention.kernels.resources import rows, write_table
 from engine.attention.kernels.tuning import DecodeConfig
-from engine.attention.kernels.variants import hopper, swept, variants
+from engine.attention.kernels.variants import Variant, hopper, swept, variants
 
 def chosen(architecture):
     seen = {}
@@ -43,7 +43,9 @@ def chosen(architecture):
         plain = bool(options.get("WINDOW")) == bool(options.get("SOFT_CAP")) and "BOX" not in options
         if variant.dtype == "bf16" and options.get("D", 128) == 128 and plain:
             apart = architecture == 90 and options.get("WINDOW")  # on sm_80 the last one serves: window and soft-cap
-            seen[variant.kernel.__name__, options.get("PAGES"), apart, options.get("SHARED")] = variant
+            fp8 = options.get("FP8")
+            if not fp8 or variant.kernel.__name__ != "prefill_kernel" or options["PAGES"] != "divide":
+                seen[variant.kernel.__name__, options.get("PAGES"), apart, options.get("SHARED"), fp8] = variant
     return seen.values()
 
 
@@ -52,9 +54,14 @@ def row(index):
     return next(rows([variant], [architecture]))
 
 
+def by_bits(variant):  # as devices before 8.9 convert E4M3
+    return Variant.of(variant.kernel, variant.dtype, dict(variant.options) | {"NATIVE": False})
+
+
 hoppers = [hopper("bf16", 128, 4, 16), hopper("fp16", 64, 5, 256), hopper("bf16", 64, 1, 0)]
 twins = swept([DecodeConfig(64, 4, 3, 264, 128)], 16) + swept([DecodeConfig(64, 4, 3, 264, 128)], 0)
 work = [(variant, 90) for variant in [*hoppers, *twins, *chosen(90)]] + [(variant, 80) for variant in chosen(80)]
+work += [(by_bits(variant), 80) for variant in variants(90) if dict(variant.options).get("FP8")][:1]
 with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
     write_table(pool.map(row, range(len(work))), sys.stdout)
 """
@@ -112,6 +119,18 @@ def test_every_kernel_and_address_arithmetic_compiles_for_both_architectures(tab
             for mode in ("contiguous", "shift", "divide", "whole"):
                 assert (kernel, mode, architecture) in found
     assert {pages for kernel, pages, _ in found if kernel == "hopper_kernel"} == {"boxes", "blocks", "contiguous"}
+
+
+def test_what_reads_an_fp8_cache_compiles_by_instructions_and_by_bits(table):
+    found = {(row["kernel"], row["pages"], row["architecture"]) for row in table if "fp8" in row["switches"].split()}
+    for kernel, modes in {
+        "decode_kernel": ("contiguous", "shift", "divide", "whole"),
+        "prefill_kernel": ("contiguous", "shift", "whole"),
+        "shared_kernel": ("shift", "whole"),
+        "write_kernel": ("shift",),
+    }.items():
+        assert {(kernel, mode, "sm_90") for mode in modes} <= found
+    assert ("decode_kernel", "shift", "sm_80") in found
 
 
 def test_decode_spills_nothing_and_several_programs_share_a_multiprocessor(table):
