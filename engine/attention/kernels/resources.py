@@ -30,7 +30,9 @@ from engine.attention.kernels.copy_blocks import copy_kernel
 from engine.attention.kernels.device import interpreted
 from engine.attention.kernels.launch_hopper import ROWS, cache_descriptor, query_descriptor
 from engine.attention.kernels.matrix import CacheMatrix
+from engine.attention.kernels.tuning_mla import HOPPER_HEADS
 from engine.attention.kernels.variants import DTYPES, Variant, variants
+from engine.attention.kernels.variants_mla import mla_descriptor
 
 ARCHITECTURES = (80, 90)
 SHARED_PER_SM = {80: 164 * 1024, 89: 100 * 1024, 90: 228 * 1024}
@@ -73,7 +75,7 @@ class Resources:
     head_size: int | str
     pages: str
     tile: str
-    """BLOCK_M x BLOCK_N of attention, tokens x elements of the write, runs x elements of the copy."""
+    """BLOCK_M x BLOCK_N of attention, tokens x elements of a write, runs x elements of the copy."""
     num_warps: int
     num_stages: int | str
     switches: str
@@ -119,7 +121,7 @@ def measured(variant: Variant, architecture: int) -> Resources:
         kernel=variant.kernel.__name__,
         architecture=f"sm_{architecture}",
         dtype=variant.dtype,
-        head_size=options.get("D", ""),
+        head_size=options.get("D", options.get("RANK", "")),
         pages=options.get("PAGES", ""),
         tile=tile_of(options),
         num_warps=warps,
@@ -158,6 +160,10 @@ def type_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     if name == "TABLE":
         return "*i64" if constants["PAGES"] == "contiguous" else "*i32"
     if name.endswith("_DESC"):
+        if "BOX" in constants and "D" not in constants:
+            return mla_descriptor(name, DTYPES[dtype], constants)
+        if "RANK" in constants:
+            return latent_part(name, dtype, constants)
         return hopper_descriptor(name, dtype, constants) if "BOX" in constants else descriptor(dtype, constants)
     if name in FLOATS:
         return "fp32"
@@ -175,6 +181,12 @@ def descriptor(dtype: str, constants: dict[str, Any]) -> str:
     """Of prefill_kernel's K_DESC and V_DESC, for which it gets the tensors themselves without TMA."""
     dtype = "u8" if constants.get("FP8") else dtype
     return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>" if constants["TMA"] else f"*{dtype}"
+
+
+def latent_part(name: str, dtype: str, constants: dict[str, Any]) -> str:
+    """Of mla_decode_kernel's C_DESC and E_DESC, for which it gets the cache itself without TMA."""
+    columns = constants["BLOCK_R" if name == "C_DESC" else "BLOCK_ROT"]
+    return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {columns}]>" if constants["TMA"] else f"*{dtype}"
 
 
 def hopper_descriptor(name: str, dtype: str, constants: dict[str, Any]) -> str:
@@ -199,7 +211,11 @@ def tile_of(constants: dict[str, Any]) -> str:
     """The two sizes that say most."""
     if "BLOCK_E" in constants:
         return f"{constants.get('TOKENS', constants.get('BLOCK_R'))}x{constants['BLOCK_E']}"
-    first = 2 * ROWS if "BOX" in constants else constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
+    if "TOKENS" in constants:
+        return f"{constants['TOKENS']}x{constants['BLOCK_R']}"
+    first = constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
+    if "BOX" in constants:
+        first = 2 * ROWS if "D" in constants else HOPPER_HEADS
     return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK'))}"
 
 

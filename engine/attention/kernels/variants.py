@@ -40,13 +40,13 @@ from engine.attention.kernels.tuning import (
     DecodeShape,
     PrefillConfig,
     PrefillShape,
-    SharedConfig,
     decode_config,
     decode_contiguous_config,
     prefill_config,
-    shared_config,
     write_config,
 )
+from engine.attention.kernels.tuning_shared import SharedConfig, shared_config
+from engine.attention.kernels.variants_mla import mla_variants
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (0, 16, 24, 256)
@@ -96,7 +96,8 @@ def variants(architecture: int) -> list[Variant]:
         attention += _hopper()
     if architecture >= FP8_ARCHITECTURE:
         attention += _fp8(architecture)
-    return list(dict.fromkeys([*attention, *_write(), *_copy()]))
+    latent = [Variant.of(kernel, "bf16", options) for kernel, options in mla_variants(architecture, NUM_SMS)]
+    return list(dict.fromkeys([*attention, *latent, *_write(), *_copy()]))
 
 
 def _cases() -> Iterator[tuple[str, int, int, bool, bool]]:
