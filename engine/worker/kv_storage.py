@@ -89,9 +89,7 @@ def storage_of(
             "stores it, only the capacity arithmetic knows it"
         )
     if FP8 not in backend.capabilities().kv_dtypes:
-        raise EngineError(
-            f"kv_cache_dtype: attention backend {backend.get_name()} keeps no FP8: {_instead(backend)}"
-        )
+        raise EngineError(f"kv_cache_dtype: attention backend {backend.get_name()} keeps no FP8: {_instead(backend)}")
     heads, layers = architecture.num_kv_heads, architecture.num_layers
     if source == "unit" or source in FITTED:
         scales = [KVScales.of(1.0, 1.0, heads, device) for _ in range(layers)]

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,10 @@ import pytest
 
 from engine.attention.kernels import tuning, tuning_mla, tuning_shared
 from engine.attention.kernels.inputs import MAX_HEAD_SIZE, MAX_RANK, MAX_ROTARY
+from engine.attention.kernels.resources import ARCHITECTURES, switches_of, tile_of
 from engine.attention.kernels.shared_memory import OPT_IN_KIB, fitting, program_bytes, room
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, PrefillConfig, PrefillShape
+from engine.attention.kernels.variants import variants
 
 NUM_SMS = 132
 TABLE = Path(__file__).parents[4] / "results" / "reference" / "kernels" / "resources.csv"
@@ -19,6 +22,11 @@ STORED = {"fp8": 1, "16 bits": 2, "float32": 4}
 BLOCK_SIZES = (0, 1, 16, 24, 64, 256)
 GROUPS = (1, 16, 71)
 BATCHES = ((1, 65_536), (32, 512), (512, 65_536))
+
+
+NAMED = ("D", "RANK"), ("num_stages", "STAGES")
+"""Options that become columns of the table."""
+COLUMNS = ("kernel", "architecture", "dtype", "head_size", "tile", "pages", "num_stages", "switches")
 
 
 def shapes(capability, stored):
@@ -136,6 +144,20 @@ def test_the_bound_holds_for_every_compiled_variant_and_is_near():
                 assert bound <= shared + 1024, row
             seen.add(row["kernel"])
     assert seen == {"decode_kernel", "prefill_kernel", "shared_kernel", "mla_decode_kernel", "mla_prefill_kernel"}
+
+
+def test_the_stored_table_has_a_row_for_every_variant():
+    """As the rules are now: `python -m engine.attention.kernels.resources` makes it again."""
+    with TABLE.open(newline="") as file:
+        stored = [tuple(row[name] for name in COLUMNS) for row in csv.DictReader(file)]
+    for architecture in ARCHITECTURES:
+        wanted = []
+        for variant in variants(architecture):
+            options = dict(variant.options)
+            size, stages = (next((str(options[key]) for key in keys if key in options), "") for keys in NAMED)
+            what = size, tile_of(options), options.get("PAGES", ""), stages, switches_of(options)
+            wanted.append((variant.kernel.__name__, f"sm_{architecture}", variant.dtype, *what))
+        assert Counter(wanted) == Counter(row for row in stored if row[1] == f"sm_{architecture}")
 
 
 def test_a_bound_by_hand():
