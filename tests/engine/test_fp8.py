@@ -219,7 +219,7 @@ def test_a_layer_of_it_is_refused_before_it_is_made(name):
     with pytest.raises(AttentionInputError, match="float8_e4m3fn"):
         allocate_kv_caches(backend, layer, num_layers=1, num_blocks=2, block_size=block_size, dtype=FP8)
     shape = backend.get_kv_cache_shape(2, block_size, layer.num_kv_heads, layer.head_size)
-    with pytest.raises(AttentionInputError, match="kv_cache: expected .*got .*float8_e4m3fn"):
+    with pytest.raises(AttentionInputError, match=r"kv_cache: expected .*got .*float8_e4m3fn"):
         AttentionLayer(backend, layer, torch.zeros(shape).to(FP8), scales=KVScales.of(1.0, 1.0, layer.num_kv_heads))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from engine.attention.kernels.tuning import DecodeShape, decode_config  # noqa: E402
+from engine.attention.kernels.tuning import DecodeShape, decode_config
 
 ROOT = Path(__file__).parents[3]
 NUM_SMS = 132
