@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -25,6 +25,7 @@ from engine.core.step import execute
 from experiments.bench.engine_rows import BatchRun, Row, Step, line_of, row_of
 from experiments.exits import DeviceMissing
 from experiments.provenance import without_folders
+from experiments.ranks import broken_by_a_rank
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -134,9 +135,10 @@ class EngineMeasured:
 
 def measure(wanted: EngineWanted, say: Say) -> EngineMeasured:
     """Loads the model and runs the batch `num_runs` times over one allocator and one KV cache. DeviceMissing without
-    torch or device; ValueError for what cannot be run."""
-    with closing(engine_of(wanted)) as engine:
-        return measured(wanted, engine, say)
+    torch or device; ValueError for what cannot be run; RunBroken where a rank dies."""
+    with broken_by_a_rank() if wanted.tensor_parallel_size > 1 else nullcontext():
+        with closing(engine_of(wanted)) as engine:
+            return measured(wanted, engine, say)
 
 
 def measured(wanted: EngineWanted, engine: Engine, say: Say) -> EngineMeasured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from experiments.bench.engine_run import EngineMeasured, EngineWanted, measure
 from experiments.bench.kept import keep_tables
 from experiments.console import say, say_json
 from experiments.exits import OK, UsageError
-from experiments.ranks import broken_by_a_rank
 
 
 def engine_verb(
@@ -46,8 +44,6 @@ def engine_verb(
 
 def _measured(options: dict[str, Any]) -> EngineMeasured:
     try:
-        wanted = EngineWanted(**options)
-        with broken_by_a_rank() if wanted.tensor_parallel_size > 1 else nullcontext():
-            return measure(wanted, engine_main.say)
+        return measure(EngineWanted(**options), engine_main.say)
     except ValueError as error:
         raise UsageError(str(error)) from error
