@@ -136,9 +136,9 @@ class EngineMeasured:
 def measure(wanted: EngineWanted, say: Say) -> EngineMeasured:
     """Loads the model and runs the batch `num_runs` times over one allocator and one KV cache. DeviceMissing without
     torch or device; ValueError for what cannot be run; RunBroken where a rank dies."""
-    with broken_by_a_rank() if wanted.tensor_parallel_size > 1 else nullcontext():
-        with closing(engine_of(wanted)) as engine:
-            return measured(wanted, engine, say)
+    watched = broken_by_a_rank() if wanted.tensor_parallel_size > 1 else nullcontext()
+    with watched, closing(engine_of(wanted)) as engine:
+        return measured(wanted, engine, say)
 
 
 def measured(wanted: EngineWanted, engine: Engine, say: Say) -> EngineMeasured:
