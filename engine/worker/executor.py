@@ -108,9 +108,10 @@ class ModelExecutor:
             raise RuntimeError("this executor's KV memory was given back: its engine has made another one since")
         began = time.perf_counter_ns()
         self._arrange(batch)
-        self._clock.start()
-        ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
-        self._clock.launched()
+        with self._lead.guard():
+            self._clock.start()
+            ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
+            self._clock.launched()
         return RunningStep(self, batch, ran, (time.perf_counter_ns() - began) * PS_PER_NS)
 
     @property
@@ -129,7 +130,8 @@ class ModelExecutor:
 
     def finish(self, batch: Batch, ran: Ran, host_ps: int) -> StepResult:
         """Waits for the step that was launched; its duration is measured (see `StepTime`)."""
-        duration, device = self._clock.wait()
+        with self._lead.guard():
+            duration, device = self._clock.wait()
         self._lead.check()
         decodes = self.rows.num_decodes
         new_tokens = batch.num_new_tokens - decodes

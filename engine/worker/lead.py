@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -27,6 +28,10 @@ class Lead(Protocol):
         """Raises if another rank is gone: what a step gave is not to be used then."""
         ...
 
+    def guard(self) -> AbstractContextManager[None]:
+        """Around what may fail because another rank is gone: says so then, instead of what the device says."""
+        ...
+
 
 class Lone:
     """One rank."""
@@ -41,6 +46,10 @@ class Lone:
 
     def check(self) -> None:
         """Nobody to be gone."""
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Errors are what they say."""
+        return nullcontext()
 
 
 LONE = Lone()

@@ -128,13 +128,21 @@ class Peers:
     def together(self) -> Iterator[None]:
         """Around what all ranks do at the same time: an error in it leaves the others waiting, and ends the engine."""
         self._midway = True
+        with self.guard():
+            yield
+        self._midway = False
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around what may fail because a rank is gone: RankDied then."""
         try:
             yield
+        except RankDied:
+            raise
         except RuntimeError as error:
             if (why := self._explained(error)) is not error:
                 raise why from error
             raise
-        self._midway = False
 
     # of `engine.worker.lead.Lead` -----------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import faulthandler
 import hashlib
 import os
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,7 +135,8 @@ class LeadingEngine(RankEngine):
         self.peers.group = self.ranks
         self._end = weakref.finalize(self, _end, self._kept, self.peers)
         self._end.atexit = False
-        atexit.register(self._end)  # before multiprocessing's own, which would end the ranks the hard way
+        self._at_exit = partial(_at_exit, self._end, self.peers)
+        atexit.register(self._at_exit)  # before multiprocessing's own, which would end the ranks the hard way
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
         """That of the rank with the fewest blocks."""
@@ -175,7 +178,8 @@ class LeadingEngine(RankEngine):
     def close(self) -> None:
         """Ends the other ranks, and the group."""
         self._end()
-        atexit.unregister(self._end)
+        if not self.peers.broken:
+            atexit.unregister(self._at_exit)
 
 
 def _end(kept: list[ModelExecutor], peers: Peers) -> None:
@@ -183,14 +187,14 @@ def _end(kept: list[ModelExecutor], peers: Peers) -> None:
     for executor in kept:
         executor.close()
     kept.clear()
-    if peers.broken and peers.group is not None and peers.group.device.type == "cuda":
-        atexit.register(_leave_soon)
     peers.close()
 
 
-def _leave_soon() -> None:
-    """When Python ends behind a rank that died, a collective may still wait on the device; the process ends anyway."""
-    faulthandler.dump_traceback_later(GRACE_S, exit=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
+def _at_exit(end: Callable[[], object], peers: Peers) -> None:
+    """Where a rank died, a collective may still wait on the device when Python ends: the process ends all the same."""
+    end()
+    if peers.broken and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        faulthandler.dump_traceback_later(GRACE_S, exit=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def open_engine(config: EngineConfig) -> Engine:

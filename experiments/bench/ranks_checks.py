@@ -66,10 +66,16 @@ def _engine(parts: Parts, dtype: str, ranks: int) -> Engine:
     from engine.worker.engine_config import EngineConfig
     from engine.worker.rank_engine import open_engine
 
-    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 192, "max_model_len": LONGEST}
     return open_engine(
         EngineConfig(
-            parts.small(), device=parts.device, dtype=dtype, weights_seed=0, tensor_parallel_size=ranks, **limits
+            parts.small(),
+            device=parts.device,
+            dtype=dtype,
+            weights_seed=0,
+            max_num_seqs=16,
+            max_num_batched_tokens=192,
+            max_model_len=LONGEST,
+            tensor_parallel_size=ranks,
         )
     )
 

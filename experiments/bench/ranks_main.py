@@ -8,6 +8,7 @@ cpu` the same parts run on tiny shapes, to try the program out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -97,10 +98,8 @@ def _part(name: str, words: argparse.Namespace, end: float) -> PartDone:
 
 
 def _kill_session(leader: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def write(done: Sequence[PartDone], folder: Path) -> None:

@@ -57,7 +57,14 @@ class Parts:
         return str(self.folder)
 
     def row(
-        self, model: str, ranks: int, measure: str, value: Any, unit: str = "", must: str = "", holds: bool | None = None
+        self,
+        model: str,
+        ranks: int,
+        measure: str,
+        value: Any,
+        unit: str = "",
+        must: str = "",
+        holds: bool | None = None,
     ) -> None:
         """A measurement; `must`: what has to hold of it, in words, and whether it does."""
         name = Path(model).name if "/" not in model else "small"
@@ -102,7 +109,9 @@ def _wanted(parts: Parts, model: str, ranks: int, **options: Any) -> EngineWante
     if parts.on_device:
         return EngineWanted(model, tensor_parallel_size=ranks, **options)
     tiny = {"num_requests": 6, "input_len": 12, "output_len": 10, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-    return EngineWanted(parts.small(), device="cpu", tensor_parallel_size=ranks, **{**options, **tiny, "profile": False})
+    return EngineWanted(
+        parts.small(), device="cpu", tensor_parallel_size=ranks, **{**options, **tiny, "profile": False}
+    )
 
 
 def scale(parts: Parts) -> None:
