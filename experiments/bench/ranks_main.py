@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=295.0, help="of all parts together [295]")
     parser.add_argument("--only", action="append", choices=tuple(LIMITS_S), help="[all parts]; may be given again")
-    parser.add_argument("--output-dir", type=Path)
+    parser.add_argument("-o", "--output-dir", type=Path)
     parser.add_argument("--part", choices=tuple(LIMITS_S), help=argparse.SUPPRESS)
     return parser
 
