@@ -233,6 +233,7 @@ class Peers:
             ending = threading.Thread(target=self.group.shutdown if clean else self.group.abort, daemon=True)
             ending.start()
             ending.join(GRACE_S)
+            self._midway |= ending.is_alive()
         for process in self._processes:
             process.join(GRACE_S if clean else 0)
             process.kill()

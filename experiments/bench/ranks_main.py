@@ -25,8 +25,10 @@ from experiments.bench import ranks_parts
 from experiments.bench.engine_rows import parts_table
 from experiments.csv_text import to_csv
 
-LIMITS_S: Final = {"equal": 80, "kill": 60, "scale": 80, "alone": 70, "large": 170}
+LIMITS_S: Final = {"equal": 80, "kill": 60, "large": 170, "scale": 90, "alone": 70}
 """Longest that each part may take, in the order in which they run: what must hold and is quick comes first."""
+LEAST_S: Final = 5
+"""With less time than this no part is begun."""
 ROW, PROFILE = "row ", "profile "
 """Begin the lines of a part's stdout that are results."""
 
@@ -71,7 +73,7 @@ def exit_code(done: Sequence[PartDone]) -> int:
 def _part(name: str, words: argparse.Namespace, end: float) -> PartDone:
     """Runs one part in its own session of processes, all of which are gone afterwards."""
     left = min(LIMITS_S[name], end - time.monotonic())
-    if left < 5:
+    if left < LEAST_S:
         return PartDone(name, 0.0, "not run: no time was left", [], [])
     command = [sys.executable, "-m", "experiments.bench.ranks_main", "--part", name, "--device", words.device]
     command += ["--ranks", str(words.ranks)]
