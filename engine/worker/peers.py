@@ -229,7 +229,7 @@ class Peers:
                 self._send("stop")
             except (OSError, RankDied):
                 clean = False
-        if self.group is not None:
+        if self.group is not None and self._died is None:  # else the thread that watches has aborted it
             ending = threading.Thread(target=self.group.shutdown if clean else self.group.abort, daemon=True)
             ending.start()
             ending.join(GRACE_S)

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from experiments import exits
 from experiments.bench import ranks_parts
 from experiments.bench.engine_rows import parts_table
+from experiments.bench.ranks_parts import WITHOUT
 from experiments.csv_text import to_csv
 
 LIMITS_S: Final = {"equal": 80, "kill": 60, "large": 170, "scale": 90, "alone": 70}
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.output_dir.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + words.seconds
     done = [_part(name, words, end) for name in words.only or LIMITS_S]
+    done.append(derived(done))
     if words.output_dir:
         write(done, words.output_dir)
     print("\n".join(report(done)))
@@ -102,6 +104,24 @@ def _part(name: str, words: argparse.Namespace, end: float) -> PartDone:
 def _kill_session(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def derived(done: Sequence[PartDone]) -> PartDone:
+    """Ratios of what `scale` and `alone` have measured, where both are there."""
+    rows = [row for part in done if part.name in ("scale", "alone") for row in part.rows]
+    found = {(row["ranks"], row["measure"].split(" at ")[0]): row for row in rows}
+    most = max((ranks for ranks, _ in found), default=1)
+    ratios = []
+    for over, under, name in (
+        ((most, "output"), (1, "output"), "output tokens a second, over those of one rank"),
+        ((1, "decode step"), (most, "decode step"), "decode step of one rank, over this one's"),
+        ((most, WITHOUT), (most, "decode step"), "decode step without collectives, over the whole one"),
+    ):
+        if most > 1 and over in found and under in found:
+            shared = {"ranks": most, "unit": "x", "must": "", "holds": None}
+            ratio = found[over]["value"] / found[under]["value"]
+            ratios.append({"model": found[over]["model"], "measure": name, "value": ratio, **shared})
+    return PartDone("ratios", 0.0, "ok", ratios, [])
 
 
 def write(done: Sequence[PartDone], folder: Path) -> None:

@@ -41,6 +41,7 @@ TINY: Final = {**SMALL, "vocab_size": 101, "hidden_size": 64, "num_hidden_layers
 HUNG_S: Final = 50
 """After which a part says, every so often, where its threads are."""
 CAPACITY_TOLERANCE: Final = 0.03
+WITHOUT: Final = "decode step without collectives, median"
 
 
 class Parts:
@@ -136,7 +137,7 @@ def large(parts: Parts) -> None:
     from engine.core.gpus import lookup_gpu
 
     model, size = "llama-3-70b", 16
-    wanted = _wanted(parts, model, parts.ranks, num_runs=1, profile=True)
+    wanted = _wanted(parts, model, parts.ranks, num_runs=1, profile=True, max_num_batched_tokens=4096)
     with closing(engine_of(wanted)) as engine:
         blocks = engine.budget(size).num_blocks - 1
         parts.row(wanted.model, parts.ranks, "weights of rank 0", engine.model.weights.num_bytes, "B")
@@ -185,7 +186,7 @@ def _without_collectives(parts: Parts, wanted: EngineWanted, engine: Engine) -> 
     steps = full_decodes(run_batch(wanted, engine, allocator, executor, 0).steps)
     engine.mute(False)
     median = sorted(step.duration_s for step in steps)[len(steps) // 2]
-    parts.row(wanted.model, parts.ranks, "decode step without collectives, median", median, "s")
+    parts.row(wanted.model, parts.ranks, WITHOUT, median, "s")
 
 
 def _survey(parts: Parts, wanted: EngineWanted, engine: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import exits
 from experiments.bench import ranks_main
-from experiments.bench.ranks_main import PartDone, exit_code, main, report
+from experiments.bench.ranks_main import PartDone, derived, exit_code, main, report
 
 HELD = {"model": "small", "ranks": 2, "measure": "tables", "value": 1, "unit": "", "must": "1", "holds": True}
 MISSED = {**HELD, "holds": False}
@@ -41,6 +41,22 @@ def test_the_report_has_every_row_with_what_must_hold_and_the_parts_of_a_step():
     assert "(1: MISSED)" in text
     assert "output: 1,234.57 tok/s" in text
     assert "collectives        2.000 ms  25.0%" in text
+
+
+def test_ratios_are_made_of_what_both_parts_have_measured():
+    def row(ranks, measure, value):
+        return {**PLAIN, "ranks": ranks, "measure": measure, "value": value}
+
+    scale = [
+        row(2, "output", 900.0),
+        row(2, "decode step at 256, median", 0.008),
+        row(2, "decode step without collectives, median", 0.006),
+    ]
+    alone = [row(1, "output", 600.0), row(1, "decode step at 256, median", 0.012)]
+    parts = [PartDone("scale", 1.0, "ok", scale, []), PartDone("alone", 1.0, "ok", alone, [])]
+    assert [one["value"] for one in derived(parts).rows] == pytest.approx([1.5, 1.5, 0.75])
+    assert [one["value"] for one in derived(parts[:1]).rows] == pytest.approx([0.75])
+    assert derived(parts[1:]).rows == []
 
 
 def stand_in(monkeypatch, code):
