@@ -78,10 +78,10 @@ CASES = {
         lambda llm: llm.memory_use.copied_blocks > 0,
     ),
     "beams": ({"num_blocks": 60}, {"beam_width": 2}, lambda llm: llm.memory_use.copied_blocks > 0),
-    "adjacent blocks": (
-        {"num_blocks": 60, "allocator": "orca-oracle", "kernel": "contiguous", "max_num_seqs": 2},
+    "adjacent blocks that move": (
+        {"num_blocks": 40, "allocator": "contiguous-chunk(8)-first-fit", "kernel": "contiguous"},
         {"params": LIVELY},
-        lambda llm: llm.num_preemptions == 0,
+        lambda llm: llm.memory_use.copied_blocks > 0,
     ),
 }
 
