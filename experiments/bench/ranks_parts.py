@@ -38,7 +38,7 @@ SMALL: Final = {
 """A model that one rank has long loaded when a large one still draws; no number of ranks divides its vocabulary."""
 TINY: Final = {**SMALL, "vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 8,
                "intermediate_size": 96, "torch_dtype": "float32"}  # fmt: skip
-HUNG_S: Final = 50
+HUNG_S: Final = 75
 """After which a part says, every so often, where its threads are."""
 CAPACITY_TOLERANCE: Final = 0.03
 WITHOUT: Final = "decode step without collectives, median"
