@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TOLERANCE: Final = {"bfloat16": 2e-2, "float32": 1e-3}
 """Of the largest logit of a row, under forced tokens: sums over ranks are rounded in another order."""
 NUM_REQUESTS, LONGEST, OUTPUTS = 24, 256, 20
+CLOSED_S: Final = 8
+"""Graphs, group and processes are gone by then, or something hung."""
 CLEAN_S: Final = 20
 """Within which a run must have ended after the death of a rank."""
 
@@ -51,6 +53,8 @@ def equal(parts: Parts) -> None:
         for ranks in (1, parts.ranks):
             with closing(_engine(parts, dtype, ranks)) as engine:
                 found[ranks], preemptions = _forced(parts, engine)
+                began = time.monotonic()
+            closed = time.monotonic() - began
         one, several = found[1].rows, found[parts.ranks].rows
         worst = max(float((several[key] - row).abs().max() / row.abs().max()) for key, row in one.items())
         agree = sum(int(several[key].argmax()) == int(row.argmax()) for key, row in one.items()) / len(one)
@@ -60,6 +64,7 @@ def equal(parts: Parts) -> None:
         parts.row("small", parts.ranks, f"largest difference of logits, relative ({about})", worst, "",
                   f"at most {limit:g}, all rows", worst <= limit and whole)  # fmt: skip
         parts.row("small", parts.ranks, f"rows with the same likeliest token ({dtype})", agree)
+        parts.row("small", parts.ranks, "time to end the ranks", closed, "s", f"below {CLOSED_S} s", closed < CLOSED_S)
 
 
 def _engine(parts: Parts, dtype: str, ranks: int) -> Engine:

@@ -28,6 +28,8 @@ from experiments.csv_text import to_csv
 
 LIMITS_S: Final = {"equal": 80, "kill": 60, "large": 170, "scale": 90, "alone": 70}
 """Longest that each part may take, in the order in which they run: what must hold and is quick comes first."""
+ENVIRONMENT: Final = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS", "NCCL_DEBUG")
+"""What may change how GPUs talk to each other; every rank inherits it."""
 LEAST_S: Final = 5
 """With less time than this no part is begun."""
 ROW, PROFILE = "row ", "profile "
@@ -132,7 +134,8 @@ def write(done: Sequence[PartDone], folder: Path) -> None:
         (folder / "ranks.csv").write_text(to_csv(rows), "utf-8")
     if profile:
         (folder / "ranks_profile.csv").write_text(to_csv(profile), "utf-8")
-    about = {"parts": [{"name": p.name, "seconds": p.seconds, "ended": p.ended} for p in done], "rows": rows}
+    about: dict[str, Any] = {"parts": [{"name": p.name, "seconds": p.seconds, "ended": p.ended} for p in done]}
+    about |= {"environment": {name: os.environ.get(name) for name in ENVIRONMENT}, "rows": rows}
     (folder / "ranks.json").write_text(json.dumps(about, allow_nan=False, indent=1) + "\n", "utf-8")
 
 

@@ -102,4 +102,4 @@ def test_on_a_cpu_all_that_must_hold_holds(tmp_path, capsys):
     assert main(["--device", "cpu", "--only", "equal", "--only", "kill", "-o", str(tmp_path)]) == exits.OK
     out = capsys.readouterr().out
     assert "MISSED" not in out
-    assert out.count("holds)") == 5
+    assert out.count("holds)") == 6
