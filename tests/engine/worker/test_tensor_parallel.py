@@ -19,7 +19,7 @@ from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.worker.budget import EngineError  # noqa: E402
 from engine.worker.engine import DeviceUnavailable, Engine, EngineConfig  # noqa: E402
-from engine.worker.peers import RankDied  # noqa: E402
+from engine.worker.peers import GRACE_S, RankDied  # noqa: E402
 from engine.worker.rank_engine import LeadingEngine, open_engine  # noqa: E402
 from tests.engine.worker.tiny import CONFIG  # noqa: E402
 
@@ -51,7 +51,7 @@ def ranks(folder, size, **options):
     finally:
         began = time.monotonic()
         engine.close()
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < GRACE_S  # else they had to be killed
     assert not any(process.is_alive() for process in processes)
 
 
@@ -159,8 +159,7 @@ def test_four_ranks_repeat_two_kv_heads_and_end_with_an_error_when_one_is_killed
     alone = Engine(EngineConfig(folder, **LIMITS))
     with ranks(folder, 4) as engine:
         assert engine.block_bytes(BLOCK) == alone.block_bytes(BLOCK) // 2  # one of two heads, on two ranks
-        for name in ("preempted", "beams"):
-            assert serve(engine, name) == serve(alone, name), name
+        assert serve(engine, "preempted") == serve(alone, "preempted")
         llm = LLM(engine, block_size=BLOCK, num_blocks=40)
         finish, number = llm.executor.finish, 0
 
