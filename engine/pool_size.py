@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core.allocator import MAX_BLOCKS
-from engine.worker.budget import EngineError, KVBudget, check_host_fits
+from engine.worker.budget import EngineError, KVBudget, check_host_fits, most_on_cpu
 
 if TYPE_CHECKING:
     from engine.worker.engine import Engine
 
-CPU_KV_BYTES = 4 << 30
-"""What K and V take on a CPU at most, where nobody says (vLLM's default there)."""
 SWAP_BYTES = 4 << 30
 """What sequences that are swapped out take at most, where nobody says (vLLM's swap_space)."""
 GIB = 1 << 30
@@ -32,9 +30,8 @@ def device_blocks(
         return num_blocks, None
     budget = engine.budget(block_size, utilization=utilization)
     fits = min(budget.num_blocks - 1, MAX_BLOCKS)
-    if engine.device.type == "cpu":  # shared with everything else: no more than all rows can use at once, and a limit
-        rows, longest = engine.limits.max_num_seqs, engine.limits.max_model_len
-        fits = min(fits, rows * -(-longest // block_size), max(CPU_KV_BYTES // engine.block_bytes(block_size), 1))
+    if engine.device.type == "cpu":
+        fits = min(fits, most_on_cpu(engine.limits, block_size, engine.block_bytes(block_size)))
     return fits, budget
 
 

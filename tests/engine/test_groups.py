@@ -129,9 +129,8 @@ def test_the_tight_pools_preempt_swap_copy_share_and_evict(served):
 def dropped(name):
     """A batch is run as if it had asked for nothing of that."""
 
-    def move(kv, batch, moves):
-        setattr(batch, name, ())
-        moves(kv, batch)
+    def move(kv, wanted, moves):
+        moves(kv, wanted._replace(**{name: ()}))
 
     return move
 
@@ -139,7 +138,7 @@ def dropped(name):
 @pytest.mark.parametrize("fault", [dropped("copies"), dropped("to_host"), dropped("to_device")])
 def test_moves_that_are_left_out_are_seen(model, alone, monkeypatch, fault):
     moves = KVMemory.move_blocks
-    monkeypatch.setattr(KVMemory, "move_blocks", lambda kv, batch: fault(kv, batch, moves))
+    monkeypatch.setattr(KVMemory, "move_blocks", lambda kv, wanted: fault(kv, wanted, moves))
     llm = made(model, **TIGHT["swap"])
     for one in (*llm.executor.kv.caches, llm.executor.kv.host.blocks):
         one.fill_(0.5)
