@@ -139,8 +139,12 @@ def large(parts: Parts) -> None:
     model, size = "llama-3-70b", 16
     wanted = _wanted(parts, model, parts.ranks, num_runs=1, profile=True, max_num_batched_tokens=4096)
     with closing(engine_of(wanted)) as engine:
-        blocks = engine.budget(size).num_blocks - 1
+        made = _in_use(engine)
+        budget = engine.budget(size)
+        blocks = budget.num_blocks - 1
         parts.row(wanted.model, parts.ranks, "weights of rank 0", engine.model.weights.num_bytes, "B")
+        parts.row(wanted.model, parts.ranks, "in use on rank 0, no step run yet", made, "B")
+        parts.row(wanted.model, parts.ranks, "in use on rank 0, with buffers and graphs", budget.used_bytes, "B")
         spec = engine.kv_spec
         parts.row(wanted.model, parts.ranks, "K and V of a token on a rank", spec.bytes_per_token, "B")
         if parts.on_device:
@@ -152,6 +156,13 @@ def large(parts: Parts) -> None:
             wanted = replace(wanted, kv_tokens=blocks * size)
         _batch(parts, wanted, engine)
         _survey(parts, wanted, engine)
+
+
+def _in_use(engine: Engine) -> int:
+    from engine.worker.budget import memory_of
+
+    free, total = memory_of(engine.device)
+    return total - free
 
 
 def _batch(parts: Parts, wanted: EngineWanted, engine: Engine) -> None:
