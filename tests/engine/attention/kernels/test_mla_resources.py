@@ -27,7 +27,8 @@ for architecture in (90, 80):
     found = {}
     for variant in latents(Model(132, 8192, architecture)):
         options = dict(variant.options)
-        if variant.dtype == "bf16" and options.get("PAGES", "boxes") not in ("divide", "blocks"):
+        whole = options.get("PAGES") in (None, "whole") or options.get("BOX") == 64 or "TOKENS" in options
+        if variant.dtype == "bf16" and whole:
             found.setdefault((variant.kernel.__name__, options.get("BLOCK_M")), (variant, architecture))
     work += found.values()
 work.sort(key=lambda one: one[0].kernel.__name__, reverse=True)
