@@ -22,6 +22,7 @@ from engine.attention.backend import AttentionBackend
 from engine.attention.builders import MetadataBuilder
 from engine.attention.checks import FP8, AttentionInputError, short
 from engine.attention.kv_scales import KVScales
+from engine.attention.registry import BACKENDS
 from engine.core.kv_spec import canonical_dtype
 from engine.model.decoder import Decoder
 from engine.worker.budget import EngineError
@@ -88,9 +89,7 @@ def storage_of(
             "stores it, only the capacity arithmetic knows it"
         )
     if FP8 not in backend.capabilities().kv_dtypes:
-        raise EngineError(
-            f"kv_cache_dtype: attention backend {backend.get_name()} keeps no FP8: use reference or triton"
-        )
+        raise EngineError(f"kv_cache_dtype: attention backend {backend.get_name()} keeps no FP8: {_instead(backend)}")
     if source != "unit" and config.tensor_parallel_size > 1:
         raise EngineError(
             f"kv_scales={source}: several ranks keep FP8 by unit scales only: say unit, or tensor_parallel_size=1"
@@ -100,6 +99,16 @@ def storage_of(
         scales = [KVScales.of(1.0, 1.0, heads, device) for _ in range(layers)]
         return KVStorage(FP8, scales, source, waits=source in FITTED)
     return KVStorage(FP8, _read(Path(source), layers, heads, device), Path(source).name)
+
+
+def _instead(backend: type[AttentionBackend]) -> str:
+    """What a user of a backend without FP8 can do."""
+    latent = backend.capabilities().mla
+    found = ((name, one.capabilities()) for name, one in BACKENDS.items())
+    able = [name for name, can in found if FP8 in can.kv_dtypes and can.mla == latent]
+    if able:
+        return f"use {' or '.join(able)}"
+    return f"none that keeps {'latents' if latent else 'K and V'} does: say kv_cache_dtype=auto"
 
 
 def _read(path: Path, num_layers: int, num_kv_heads: int, device: torch.device) -> list[KVScales]:

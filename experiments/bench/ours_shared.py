@@ -54,7 +54,8 @@ def shared_grid() -> Iterator[Any]:
     import torch
 
     from engine.attention.kernels.device import multiprocessors
-    from engine.attention.kernels.tuning import DecodeConfig, SharedConfig
+    from engine.attention.kernels.tuning import DecodeConfig
+    from engine.attention.kernels.tuning_shared import SharedConfig
 
     sms = multiprocessors(torch.device("cuda"))
     tiles = ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2))

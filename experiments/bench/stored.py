@@ -19,7 +19,7 @@ from experiments.bench.session import Measured, Wanted
 from experiments.bench.shapes import DTYPES, FP8
 from experiments.exits import UsageError
 
-ROW_KEY: Final = ("case", "shape", "block_size", "layout", "table", "peer", "config")
+ROW_KEY: Final = ("case", "shape", "dtype", "block_size", "layout", "table", "peer", "config")
 MACHINE: Final = ("device", "torch", "triton", "driver")
 """What captions and comparisons need to know of a machine, as text."""
 SIZES: Final = ("batch", "context_tokens", "block_size")

@@ -1,13 +1,16 @@
 """The engine over an FP8 cache: logits within a stated bound, twice the tokens, and memory managed as ever."""
 
+import dataclasses
 import json
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
 
-from engine.attention.checks import FP8  # noqa: E402
-from engine.attention.kv_scales import FITTED_MAX  # noqa: E402
+from engine.attention import AttentionLayer, LayerConfig, allocate_kv_caches  # noqa: E402
+from engine.attention.checks import FP8, AttentionInputError  # noqa: E402
+from engine.attention.kv_scales import FITTED_MAX, KVScales  # noqa: E402
+from engine.attention.registry import BACKENDS  # noqa: E402
 from engine.core.capacity import default_capacity  # noqa: E402
 from engine.core.catalogue import lookup  # noqa: E402
 from engine.core.gpus import lookup_gpu  # noqa: E402
@@ -16,6 +19,7 @@ from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.worker.budget import EngineError  # noqa: E402
 from engine.worker.engine import Engine, EngineConfig  # noqa: E402
+from engine.worker.kv_storage import storage_of  # noqa: E402
 from tests.engine import fp8_accuracy  # noqa: E402
 from tests.engine.model import smollm2  # noqa: E402
 from tests.engine.worker.tiny import CONFIG  # noqa: E402
@@ -186,6 +190,37 @@ def test_a_file_that_has_no_scales_is_refused_by_name(folder, tmp_path, text, me
 def test_what_nobody_stores_is_refused(folder, options, message):
     with pytest.raises(EngineError, match=message):
         engine_of(folder, **options)
+
+
+WITHOUT = {name: one for name, one in BACKENDS.items() if FP8 not in one.capabilities().kv_dtypes}
+"""Adapters to libraries, and whoever keeps latents."""
+
+
+def test_libraries_and_latents_are_without_fp8():
+    assert {"flashinfer", "flash-attn-2", "flash-attn-3"} < set(WITHOUT)
+    assert {name for name, one in BACKENDS.items() if one.capabilities().mla} < set(WITHOUT)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_backend_without_fp8_is_refused_with_what_to_do_instead(folder, name):
+    engine, backend = engine_of(folder), WITHOUT[name]
+    config = dataclasses.replace(engine.config, kv_cache_dtype="fp8")
+    latent = backend.capabilities().mla
+    instead = "none that keeps latents does: say kv_cache_dtype=auto" if latent else "use reference or triton"
+    with pytest.raises(EngineError, match=f"attention backend {name} keeps no FP8: {instead}"):
+        storage_of(config, engine.architecture, backend, engine.dtype, engine.device)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_layer_of_it_is_refused_before_it_is_made(name):
+    backend = WITHOUT[name]
+    sizes = (4, 1, 576, 0.1, 0, 0.0, 512) if backend.capabilities().mla else (4, 2, 64, 0.1)
+    layer, block_size = LayerConfig(*sizes), backend.capabilities().default_block_size
+    with pytest.raises(AttentionInputError, match="float8_e4m3fn"):
+        allocate_kv_caches(backend, layer, num_layers=1, num_blocks=2, block_size=block_size, dtype=FP8)
+    shape = backend.get_kv_cache_shape(2, block_size, layer.num_kv_heads, layer.head_size)
+    with pytest.raises(AttentionInputError, match=r"kv_cache: expected .*got .*float8_e4m3fn"):
+        AttentionLayer(backend, layer, torch.zeros(shape).to(FP8), scales=KVScales.of(1.0, 1.0, layer.num_kv_heads))
 
 
 def test_the_models_own_type_by_name_is_no_quantization(folder):

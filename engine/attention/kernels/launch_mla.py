@@ -69,7 +69,7 @@ def chosen_decode(q: torch.Tensor, kv_cache: torch.Tensor, rank: int, max_seq_le
         from engine.attention.kernels import launch_mla_hopper
 
         hopper = launch_mla_hopper.takes(q, kv_cache, rank)
-    return mla_decode_config(shape, hopper=hopper)
+    return mla_decode_config(shape, rotary=q.shape[2] - rank, hopper=hopper)
 
 
 def mla_decode(
@@ -216,8 +216,9 @@ def mla_prefill(
     check_count("max_query_len", max_query_len)
     check_kind("config", config, MLAPrefillConfig)
     factor = score_factors(scale, 0, 0.0)
-    config = config or mla_prefill_config(mla_shape_of(q, rank, max_seq_len, kv_cache.shape[1]))
     num_tokens, num_heads, latent = q.shape
+    shape = mla_shape_of(q, rank, max_seq_len, kv_cache.shape[1])
+    config = config or mla_prefill_config(shape, rotary=latent - rank)
     out = q.new_empty(num_tokens, num_heads, rank) if out is None else out
     block_table, num_seqs = with_an_entry(block_table), seq_lens.shape[0]
     heads = min(config.block_m, padded(num_heads))

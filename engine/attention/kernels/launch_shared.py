@@ -30,7 +30,8 @@ from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut, DecodePlan, plan_decode
 from engine.attention.kernels.shared_prefix import merge_kernel, shared_kernel, shared_plan_kernel
 from engine.attention.kernels.streams import side_by_side
-from engine.attention.kernels.tuning import DecodeShape, SharedConfig, decode_config, shared_config
+from engine.attention.kernels.tuning import DecodeShape, decode_config
+from engine.attention.kernels.tuning_shared import SharedConfig, shared_config
 from engine.attention.kv_scales import KVScales, as_bytes
 from engine.attention.shared_prefix import SharedPrefixes
 

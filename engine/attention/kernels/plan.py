@@ -17,11 +17,9 @@ import triton.language as tl
 
 from engine.attention.checks import AttentionInputError, check_index
 from engine.attention.kernels.device import on_device
-from engine.attention.kernels.inputs import padded
-from engine.attention.kernels.tuning import DecodeConfig, DecodeShape
+from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, heads_of
 from engine.attention.kernels.work import group_of, order_of, piece_tiles, pieces_of, span_of
 
-MAX_BLOCK_M = 64
 ITEMS_AT_ONCE = 32
 ITEM_FIELDS, SEQ_FIELDS = 4, 2
 """int32 a work item: sequence (-1: nothing to do), first and last tile + 1, pieces of the sequence. int32 a sequence:
@@ -75,8 +73,8 @@ class Cut:
 
     @classmethod
     def of(cls, shape: DecodeShape, config: DecodeConfig, window: int, block_m: int = 0) -> Cut:
-        """Bounds for lengths up to shape.max_seq_len; block_m 0: as wide as the group, up to MAX_BLOCK_M."""
-        block_m = block_m or min(MAX_BLOCK_M, padded(shape.group))
+        """Bounds for lengths up to shape.max_seq_len; block_m 0: as `heads_of`."""
+        block_m = block_m or heads_of(shape)
         grid_heads = shape.num_kv_heads * -(-shape.group // block_m)
         max_pieces = max(1, config.programs // grid_heads)
         min_tiles = max(1, config.min_piece_tokens // config.block_n)

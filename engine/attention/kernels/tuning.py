@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.attention.checks import AttentionInputError, check_count
+from engine.attention.kernels.inputs import padded
+from engine.attention.kernels.shared_memory import fitting, program_bytes
 
 LONG_TOKENS = 1 << 17
 """Keys from which a batch of few programs takes larger tiles."""
 NEVER = 1 << 30
 """More programs than any batch makes."""
+MAX_BLOCK_M = 64
+"""Query heads a program of decode takes at most."""
 
 
 def check_power(what: str, value: Any, least: int = 1) -> None:
@@ -68,37 +72,90 @@ class DecodeShape:
 
 
 def decode_config(shape: DecodeShape) -> DecodeConfig:
-    """The paged kernel's configuration, from sweeps on an H200 (`pagelab bench kernel --sweep`, `results/LOG.md`).
+    """The paged kernel's configuration; where its device has no room for it, in fewer stages or smaller tiles."""
+    return _with_room(_fp8_decode(shape) if shape.element_bytes == 1 else _decode(shape), shape)
+
+
+def heads_of(shape: DecodeShape) -> int:
+    """Query heads a program of decode takes: as many as a group has, up to MAX_BLOCK_M, half of it where each takes
+    twice the bytes."""
+    most = MAX_BLOCK_M if shape.element_bytes <= 2 else MAX_BLOCK_M // 2
+    return min(most, padded(shape.group))
+
+
+def decode_bytes(config: DecodeConfig, shape: DecodeShape) -> int:
+    """Shared memory of a program, at most."""
+    width = max(padded(shape.head_size), 32 if shape.element_bytes == 1 else 0)
+    sizes = heads_of(shape), config.block_n, config.num_stages, width
+    return program_bytes(*sizes, shape.element_bytes, shape.capability)
+
+
+def _with_room(config: DecodeConfig, shape: DecodeShape) -> DecodeConfig:
+    return fitting(config, lambda one: decode_bytes(one, shape), shape.capability)
+
+
+def _decode(shape: DecodeShape) -> DecodeConfig:
+    """From sweeps on an H200 (`pagelab bench kernel --sweep`, `results/LOG.md`).
 
     Few programs: three stages hide the latency of a lone one, the keys are cut into two waves; with many keys larger
     tiles in fewer stages keep more programs resident. Many programs: all that are resident run at once, pieces of
     1,024 tokens even out ragged batches. Between one and four waves of uncut sequences (multi-head attention, small
-    batches) the last wave would be lonely: finer pieces fill it. FP8 has half the bytes a tile: a stage more keeps as
-    many on their way.
+    batches) the last wave would be lonely: finer pieces fill it.
     """
     sms, narrow, wide = shape.num_sms, *_tiles(shape)
-    few, more = (3, 4) if shape.element_bytes == 1 else (2, 3)
     uncut = shape.num_seqs * shape.num_kv_heads
     if uncut < 2 * sms:
         if shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS:
-            return DecodeConfig(wide, 4, few, programs=2 * sms, min_piece_tokens=128)
-        least = max(64, min(256, shape.max_seq_len // 16))
-        return DecodeConfig(narrow, 4, more, programs=2 * sms, min_piece_tokens=least)
+            return DecodeConfig(wide, 4, 2, programs=2 * sms, min_piece_tokens=128)
+        return DecodeConfig(narrow, 4, 3, programs=2 * sms, min_piece_tokens=_least_piece(shape))
     whole = 7 * sms // 2
     if shape.group == 1 and uncut < 4 * sms:
-        least = 1024 if shape.max_seq_len <= 1024 else 512
-        return DecodeConfig(wide, 4, few, programs=16 * sms, min_piece_tokens=least, whole_programs=whole)
-    return DecodeConfig(narrow, 4, few, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+        return DecodeConfig(wide, 4, 2, programs=16 * sms, min_piece_tokens=_fine_piece(shape), whole_programs=whole)
+    return DecodeConfig(narrow, 4, 2, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+
+
+def _fp8_decode(shape: DecodeShape) -> DecodeConfig:
+    """Over FP8, from a search of its own on an H200: 32 configurations on each of four shapes, `results/LOG.md`.
+
+    A key has half the bytes and its conversion is work between loads: one or two stages more than 16 bits take, a fifth
+    made everything 3 to 46 % slower. Many programs: narrow tiles, and two warps each, so that more are resident (1.00
+    and 1.02 of the best, blocks of 16 and of 256). Few programs: wide tiles (1.00 of the best on 8 x 4k, 1.01 on 1 x
+    16k). Cuts are those of 16 bits: coarser ones took up to 1.6 times as long for a lone sequence, others made no
+    difference beyond 1 %. Not searched: multi-head attention, whose wide tiles read 3.2 TB/s, as the batch of
+    64 did with them, which narrow ones took to 4.0; head sizes other than 128, whose tiles have as many bytes; groups
+    of more than 16, whose rows are too many for two warps.
+    """
+    sms, narrow, wide = shape.num_sms, *_tiles(shape)
+    uncut = shape.num_seqs * shape.num_kv_heads
+    if uncut < 2 * sms:
+        long = shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= LONG_TOKENS
+        least = 128 if long else _least_piece(shape)
+        return DecodeConfig(wide, 4, 3, programs=2 * sms, min_piece_tokens=least)
+    whole, warps = 7 * sms // 2, 2 if shape.group <= 16 else 4
+    if shape.group == 1 and uncut < 4 * sms:
+        least = _fine_piece(shape)
+        return DecodeConfig(narrow, warps, 4, programs=16 * sms, min_piece_tokens=least, whole_programs=whole)
+    return DecodeConfig(narrow, warps, 4, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+
+
+def _least_piece(shape: DecodeShape) -> int:
+    return max(64, min(256, shape.max_seq_len // 16))
+
+
+def _fine_piece(shape: DecodeShape) -> int:
+    return 1024 if shape.max_seq_len <= 1024 else 512
 
 
 def decode_contiguous_config(shape: DecodeShape) -> DecodeConfig:
     """The contiguous twin's configuration, from a sweep of its own: with many keys and no table, deeper pipelines pay.
 
-    Elsewhere it is the paged kernel's.
+    Elsewhere, and over FP8, whose twin was not searched, it is the paged kernel's.
     """
     sms, (_, wide) = shape.num_sms, _tiles(shape)
     uncut = shape.num_seqs * shape.num_kv_heads
-    if uncut < 2 * sms:
+    if shape.element_bytes == 1:
+        deep = False
+    elif uncut < 2 * sms:
         deep = shape.num_seqs > 1 and shape.num_seqs * shape.max_seq_len >= 2 * LONG_TOKENS
     elif shape.group == 1:
         deep = uncut < 4 * sms and shape.max_seq_len > 4096
@@ -106,14 +163,16 @@ def decode_contiguous_config(shape: DecodeShape) -> DecodeConfig:
         deep = shape.max_seq_len > 1024
     if deep:
         whole = NEVER if uncut < 2 * sms else 7 * sms // 2
-        return DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+        config = DecodeConfig(wide, 4, 3, programs=8 * sms, min_piece_tokens=1024, whole_programs=whole)
+        return _with_room(config, shape)
     return decode_config(shape)
 
 
 def _tiles(shape: DecodeShape) -> tuple[int, int]:
-    """Keys of a narrow and of a wide tile: 16 and 32 KiB of K."""
-    row_bytes = (1 << (shape.head_size - 1).bit_length()) * shape.element_bytes
-    wide = max(16, min(128, 128 * 256 // row_bytes))
+    """Keys of a narrow and of a wide tile: 16 and 32 KiB of K, half of that over FP8."""
+    row_bytes = padded(shape.head_size) * shape.element_bytes
+    most = 64 * 256 if shape.element_bytes == 1 else 128 * 256
+    wide = max(16, min(128, most // row_bytes))
     return max(16, wide // 2), wide
 
 
@@ -181,7 +240,19 @@ class PrefillShape:
 
 
 def prefill_config(shape: PrefillShape) -> PrefillConfig:
-    """Paged or contiguous. Hopper: from sweeps of the paged kernel on an H200, by pointers three stages of 64 keys for
+    """Paged or contiguous; where the device has no room for it, in fewer stages or smaller tiles."""
+    return fitting(_prefill(shape), lambda one: prefill_bytes(one, shape), shape.capability)
+
+
+def prefill_bytes(config: PrefillConfig, shape: PrefillShape) -> int:
+    """Shared memory of a program, at most."""
+    sizes = config.block_m, config.block_n, config.num_stages, padded(shape.head_size)
+    stored = 1 if shape.fp8 else shape.element_bytes
+    return program_bytes(*sizes, stored, shape.capability, converts=shape.fp8)
+
+
+def _prefill(shape: PrefillShape) -> PrefillConfig:
+    """Hopper: from sweeps of the paged kernel on an H200, by pointers three stages of 64 keys for
     two warp groups, by descriptor a block at a time. Other devices: from code compiled ahead of time, not measured."""
     few = shape.num_tokens * shape.group * shape.num_kv_heads <= 64 * shape.num_sms
     if shape.element_bytes > 2:
@@ -222,54 +293,3 @@ class MixedConfig:
 def mixed_config() -> MixedConfig:
     """Chunks start first: their few programs take a share of every multiprocessor, decodes fill the rest."""
     return MixedConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class SharedConfig:
-    """How decode attention over shared prefixes is cut and compiled."""
-
-    block_m: int
-    """(row, query head) pairs a program, a power of two, at least 16."""
-    block_n: int
-    """Keys a tile, a power of two, at least 16."""
-    num_warps: int
-    num_stages: int
-    programs: int
-    """The shared keys are cut into pieces that make about this many programs, KV heads included."""
-    min_piece_tokens: int
-    """But never into pieces shorter than this: what a piece leaves must be merged."""
-    own: DecodeConfig | None = None
-    """Of the rows' own parts; None: the rule for decode."""
-    overlap: Literal["none", "shared_first", "own_first"] = "none"
-    """Which of the two starts first, on a stream of its own; with "none" one runs after the other."""
-
-    def __post_init__(self) -> None:
-        check_power("block_m", self.block_m, 16)
-        check_power("block_n", self.block_n, 16)
-        check_power("num_warps", self.num_warps)
-        for name in ("num_stages", "programs", "min_piece_tokens"):
-            check_count(name, getattr(self, name), 1)
-        orders = ("none", "shared_first", "own_first")
-        if self.overlap not in orders:
-            raise AttentionInputError(f"overlap: expected one of {orders}, got {self.overlap!r}")
-
-
-def shared_config(shape: DecodeShape) -> SharedConfig:
-    """The configuration for shared prefixes, best of a search over batches of 16, 64 and 256 on an H200 (head size 128,
-    bfloat16); others from code compiled ahead of time.
-
-    Large tiles of pairs fill a multiprocessor by themselves: one wave of them. Few pairs make one tile a KV head, and
-    the rows' own short parts stay whole. Products and the rows' own keys wait for different things, so both run side by
-    side.
-    """
-    sms, few = shape.num_sms, shape.num_seqs * shape.group <= 64
-    if shape.element_bytes > 2:
-        return SharedConfig(32, 16, num_warps=4, num_stages=1, programs=2 * sms, min_piece_tokens=128)
-    if shape.head_size > 128:
-        return SharedConfig(64, 32, 4, 2, programs=2 * sms, min_piece_tokens=256, overlap="shared_first")
-    if shape.capability < 90:
-        return SharedConfig(64, 64, 4, 2, programs=2 * sms, min_piece_tokens=256, overlap="shared_first")
-    if few:
-        own = DecodeConfig(64, 4, 3, 8 * sms, 1024)
-        return SharedConfig(64, 64, 4, 3, programs=sms, min_piece_tokens=256, own=own, overlap="shared_first")
-    return SharedConfig(128, 64, 8, 3, programs=sms, min_piece_tokens=256, overlap="shared_first")

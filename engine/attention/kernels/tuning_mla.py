@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from engine.attention.checks import AttentionInputError, check_count
+from engine.attention.kernels.inputs import padded
+from engine.attention.kernels.shared_memory import fitting, program_bytes, room
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, check_power
 
 Kernel = Literal["portable", "hopper", "pair"]
@@ -14,6 +16,10 @@ HOPPER_HEADS = 64
 """Query heads a program of Hopper's kernel."""
 HOPPER_KEYS = 64
 """Latents a tile of it."""
+ROTARY = 64
+"""Elements of DeepSeek's latents behind V's part."""
+
+C = TypeVar("C", DecodeConfig, "MLAPrefillConfig")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,39 @@ class MLAPrefillConfig:
         check_count("num_stages", self.num_stages, 1)
 
 
-def mla_decode_config(shape: DecodeShape, *, hopper: bool = False) -> MLADecodeConfig:
-    """The configuration of a decode; `shape` with the latent as its one KV head and V's part of it as head size.
+def mla_decode_config(shape: DecodeShape, *, rotary: int = ROTARY, hopper: bool = False) -> MLADecodeConfig:
+    """The configuration of a decode; where the device has no room for it, in fewer stages, smaller tiles or fewer rows.
 
-    `hopper`: whether Hopper's kernel takes the call (`launch_mla_hopper.takes`).
+    `shape` with the latent as its one KV head and V's part of it as head size, `rotary` elements behind that. `hopper`:
+    whether Hopper's kernel takes the call (`launch_mla_hopper.takes`).
     """
+    config = _decode(shape, hopper)
+    if config.kernel != "portable":
+        return config
+    block_m, cut = _with_room(config.block_m, config.cut, shape, rotary)
+    return replace(config, block_m=block_m, cut=cut)
+
+
+def _with_room(block_m: int, config: C, shape: DecodeShape, rotary: int) -> tuple[int, C]:
+    """Fewer stages, smaller tiles, and last fewer rows."""
+
+    def needs(one: C) -> int:
+        return latent_bytes(block_m, one, shape, rotary)
+
+    made = fitting(config, needs, shape.capability)
+    if block_m == 16 or needs(made) <= room(shape.capability):
+        return block_m, made
+    return _with_room(block_m // 2, config, shape, rotary)
+
+
+def latent_bytes(block_m: int, config: DecodeConfig | MLAPrefillConfig, shape: DecodeShape, rotary: int) -> int:
+    """Shared memory, at most, of a program of the portable kernels: V is a part of K."""
+    width = padded(shape.head_size) + padded(rotary)
+    sizes = block_m, config.block_n, config.num_stages, width
+    return program_bytes(*sizes, shape.element_bytes, shape.capability, kept=1)
+
+
+def _decode(shape: DecodeShape, hopper: bool) -> MLADecodeConfig:
     sms, heads = shape.num_sms, shape.group
     if shape.element_bytes > 2:
         return MLADecodeConfig(16, DecodeConfig(16, 4, 1, programs=2 * sms, min_piece_tokens=64))
@@ -80,8 +114,15 @@ def mla_decode_config(shape: DecodeShape, *, hopper: bool = False) -> MLADecodeC
     return MLADecodeConfig(16, DecodeConfig(32, 4, 2, programs=2 * sms, min_piece_tokens=128))
 
 
-def mla_prefill_config(shape: DecodeShape) -> MLAPrefillConfig:
-    """The configuration of chunks, from code compiled ahead of time: the most rows whose sum fits the registers."""
+def mla_prefill_config(shape: DecodeShape, *, rotary: int = ROTARY) -> MLAPrefillConfig:
+    """The configuration of chunks; without room for it in fewer stages, smaller tiles or fewer rows."""
+    config = _prefill(shape)
+    block_m, config = _with_room(config.block_m, config, shape, rotary)
+    return replace(config, block_m=block_m)
+
+
+def _prefill(shape: DecodeShape) -> MLAPrefillConfig:
+    """From code compiled ahead of time: the most rows whose sum fits the registers."""
     if shape.element_bytes > 2:
         return MLAPrefillConfig(16, 16, num_warps=4, num_stages=1)
     if shape.capability >= 90:

@@ -38,13 +38,12 @@ from engine.attention.kernels.tuning import (
     DecodeShape,
     PrefillConfig,
     PrefillShape,
-    SharedConfig,
     decode_config,
     decode_contiguous_config,
     prefill_config,
-    shared_config,
     write_config,
 )
+from engine.attention.kernels.tuning_shared import SharedConfig, shared_config
 from engine.attention.kernels.variant import DTYPES, Variant
 from engine.attention.kernels.variants_mla import Model, latents
 

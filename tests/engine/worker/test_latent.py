@@ -76,6 +76,12 @@ def test_every_block_size_and_mixture_of_steps_gives_their_logits(name, block_si
         assert served.num_preempted > 0
 
 
+def test_latents_in_fp8_are_refused(models):
+    folder = models("deepseek-v3")[2].config.model
+    with pytest.raises(EngineError, match="reference-mla keeps no FP8: none that keeps latents does: say kv_cache_dty"):
+        latent.engine_of(folder, kv_cache_dtype="fp8")
+
+
 def test_latents_come_back_from_host_memory(models):
     _, expected, engine = models("deepseek-v3")
     served = latent.forced(engine, TEXTS, block_size=4, num_slots=96, preemption="swap")

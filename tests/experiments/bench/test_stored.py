@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,19 @@ def test_stored_rows_are_not_asked_to_be_others(pagelab, folder, words):
 
 def test_the_same_row_twice(pagelab, folder):
     refused(pagelab, folder, "the same row is there twice", "--from", folder)
+
+
+def test_one_shape_in_16_bits_and_in_fp8_is_no_row_twice(pagelab, folder):
+    spoiled = folder.parent / "fp8"
+    shutil.copytree(folder, spoiled)
+    path = spoiled / "summary.csv"
+    path.write_text(path.read_text("utf-8").replace("float16", "float8_e4m3fn"), "utf-8")
+    done = pagelab("bench", "kernel", "--from", folder, "--from", spoiled, "-o", "kept")
+    assert done.code == exits.OK, done.err
+    with Path("kept/summary.csv").open(newline="", encoding="utf-8") as file:
+        kept = list(csv.DictReader(file))
+    assert {row["dtype"] for row in kept} == {"float16", "float8_e4m3fn"}
+    assert len(kept) == 2 * len(list(csv.DictReader(io.StringIO((folder / "summary.csv").read_text("utf-8")))))
 
 
 def test_no_rows_at_all_are_kept_without_a_failed_figure(pagelab, tmp_path):

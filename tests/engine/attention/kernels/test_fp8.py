@@ -14,7 +14,8 @@ from engine.attention.kernels.launch import (
     write_kv,
 )
 from engine.attention.kernels.launch_hopper import HopperConfig, supports_shapes
-from engine.attention.kernels.tuning import DecodeConfig, PrefillConfig, SharedConfig, WriteConfig
+from engine.attention.kernels.tuning import DecodeConfig, PrefillConfig, WriteConfig
+from engine.attention.kernels.tuning_shared import SharedConfig
 from engine.attention.kv_scales import FP8, KVScales, dequantized, quantized
 from engine.attention.reference import paged_attention
 from engine.attention.reference import write_kv as specified_write

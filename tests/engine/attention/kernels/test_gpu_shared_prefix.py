@@ -11,7 +11,8 @@ import triton
 
 from engine.attention.kernels.launch import decode_attention, plan_shared, shared_prefix_attention
 from engine.attention.kernels.launch_decode import shape_of
-from engine.attention.kernels.tuning import DecodeConfig, SharedConfig
+from engine.attention.kernels.tuning import DecodeConfig
+from engine.attention.kernels.tuning_shared import SharedConfig
 from tests.engine.attention.kernels.pairwise import pairwise
 from tests.engine.attention.kernels.shared_cases import SharedCase
 

@@ -10,7 +10,8 @@ from engine.attention.checks import AttentionInputError
 from engine.attention.kernels import launch_shared, shared_prefix
 from engine.attention.kernels.launch_decode import decode_attention, shape_of
 from engine.attention.kernels.launch_shared import SharedCut, plan_shared, shared_prefix_attention
-from engine.attention.kernels.tuning import DecodeConfig, SharedConfig, shared_config
+from engine.attention.kernels.tuning import DecodeConfig
+from engine.attention.kernels.tuning_shared import SharedConfig, shared_config
 from engine.attention.shared_prefix import SharedPrefixes
 from tests.engine.attention.kernels.pools import Case, assert_close
 from tests.engine.attention.kernels.shared_cases import SharedCase
