@@ -134,6 +134,8 @@ class PagedAllocator(Sharing, PagedState):
             raise ValueError(f"request {request.request_id!r} is admitted already")
         if num_tokens <= hit.num_tokens:
             raise ValueError(f"num_tokens={num_tokens} must exceed the hit of {hit.num_tokens} tokens")
+        if self.host_blocks:
+            self._host.check_absent((request,))
         pool, size, limit = self.pool, self.block_size, self._max_model_len
         free = pool.num_free
         held = len(hit.block_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.core.allocator import Grant, Reason, Refusal, check_fork
+from engine.core.allocator import Grant, Reason, Refusal, check_distinct, check_fork
 from engine.core.host_blocks import HostBlocks
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Sharing:
         """Shares the parent's blocks up to that token: never refused. Partly filled blocks are shared whole only by
         those who have computed equally many tokens in them."""
         table = self._table(parent)
-        full, filled = divmod(check_fork(parent, num_tokens, self.block_size), self.block_size)
+        full, filled = divmod(check_fork(parent, children, num_tokens, self.block_size), self.block_size)
+        self._host.check_absent(children)
         self.catch_up()
         shared = table[: full + (filled > 0)]
         for child in children:
@@ -82,6 +83,7 @@ class Sharing:
 
         A block whose content is still to be copied by the batch that is being decided is read where it comes from.
         """
+        check_distinct(requests)
         held: dict[Request, list[int]] = {}
         for request in requests:
             num_blocks = -(-request.num_computed_tokens // self.block_size)
@@ -97,8 +99,13 @@ class Sharing:
     def swap_in(
         self, requests: Sequence[Request], num_tokens: Sequence[int], *, others_running: bool = False
     ) -> Grant | Refusal:
-        """Full blocks that the requests share are shared again; each gets a last, partly filled block of its own."""
+        """Full blocks that the requests share are shared again; each gets a last, partly filled block of its own.
+        ValueError, and no change, for fewer tokens than one has computed, or for one that is named twice."""
         size = self.block_size
+        check_distinct(requests)
+        for request, total in zip(requests, num_tokens, strict=True):
+            if total < request.num_computed_tokens:
+                raise ValueError(f"{request} has computed more than num_tokens={total}")
         hosts = [self._host.table(request) for request in requests]
         full = [request.num_computed_tokens // size for request in requests]
         needs = [-(-min(total, self._max_model_len) // size) for total in num_tokens]
