@@ -82,10 +82,10 @@ class PagedAllocator(Sharing, PagedState):
 
     def refuses_forever(self, request: Request) -> Refusal | None:
         """The whole request, its last token excepted (it never gets a slot), must fit an empty pool; of a group, the
-        full blocks of the prompt once and the rest for each member."""
+        full blocks of the prompt once and the rest for each member. Those that end with the prompt never fork."""
         slots = min(request.num_prompt_tokens + request.max_tokens - 1, self._max_model_len)
         needed = -(-slots // self.block_size)
-        if request.group is not None:
+        if request.group is not None and slots > request.num_prompt_tokens:
             shared = request.num_prompt_tokens // self.block_size
             needed = shared + len(request.group.members) * (needed - shared)
         if needed > self.capacity_blocks:
