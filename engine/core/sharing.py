@@ -14,6 +14,7 @@ from engine.core.host_blocks import HostBlocks
 if TYPE_CHECKING:
     from engine.core.block_pool import BlockPool
     from engine.core.commits import Commits
+    from engine.core.content import Content
     from engine.core.copy_on_write import CopyOnWrite
     from engine.core.group import Group
     from engine.core.request import Request
@@ -77,6 +78,17 @@ class Sharing:
             child.blocks = self._tables[child] = list(shared)
             child.num_hashed = min(parent.num_hashed, full)
         return Grant([()] * len(children))
+
+    def rename(self, request: Request, content: Content) -> None:
+        """The tokens behind the prompt turn out to be those of another content: its full blocks are found as such."""
+        if not self.enable_caching:
+            return
+        self.catch_up()
+        first, full = request.num_prompt_tokens // self.block_size, request.num_computed_tokens // self.block_size
+        blocks = self._table(request)[first:full]
+        self.pool.uncommit(blocks)
+        self.pool.commit(blocks, content.keys(first, full, self.block_size))
+        request.num_hashed = full
 
     def swap_out(self, requests: Sequence[Request]) -> Grant | Refusal:
         """Everything the requests have computed goes to the host, what they share among themselves once.
