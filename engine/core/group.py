@@ -30,8 +30,8 @@ class Group:
         self.forked = False
         """Whether the prompt has been computed once, so that every member has tokens of its own."""
         self.answer: Content | None = None
-        """Of a search whose answer others repeat: the content of its best beam, known for it when the search is over. The
-        simulator has no logits, so whoever is in the leader's place then is the best one."""
+        """Of a search whose answer others repeat: the content of its best beam, known for it when the search is over.
+        The simulator has no logits, so whoever is in the leader's place then is the best one."""
         self.gathering = False
         """Whether the members are computed again after a preemption, each up to its last sampled token; then they go on
         together."""
