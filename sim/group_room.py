@@ -1,7 +1,7 @@
 """How many tokens a group may get: as many as its allocator would serve with the pool to itself.
 
-There is one rule for that, `refuses_forever`, which the engine asks too. Here it is asked the other way round, as a trace
-does not always say how many tokens a request wants at most.
+There is one rule for that, `refuses_forever`, which the engine asks too. Here it is asked the other way round, as a
+trace does not always say how many tokens a request wants at most.
 """
 
 from __future__ import annotations

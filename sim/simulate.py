@@ -69,6 +69,8 @@ class RunSpec:
     """Whether they are the beams of a search."""
     record_sharing: bool = False
     """Whether logical and physical blocks are counted step by step, and what was copied and swapped is told."""
+    tell_sharing: bool = False
+    """Whether the means that need no count are told: where prompts may meet in the prefix cache. Not of fleets."""
     bytes_per_token: int = 0
     """Of K and V, for the bytes that were swapped; 0: not known."""
     fleet: FleetSpec = SINGLE
