@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 SWAP_BYTES = 4 << 30
 """What sequences that are swapped out take at most, where nobody says (vLLM's swap_space)."""
 GIB = 1 << 30
+MOST_SWAP_BYTES = 1 << 60
+"""More than any host has; what is beyond what is free is said with both numbers."""
 
 
 def device_blocks(
@@ -22,7 +24,7 @@ def device_blocks(
     if num_blocks is not None and kv_tokens is not None:
         raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
     for name, value in (("num_blocks", num_blocks), ("kv_tokens", kv_tokens)):
-        if value is not None and not isinstance(value, int):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise EngineError(f"{name}: expected a whole number, got {value!r}")
     if kv_tokens is not None:
         return kv_tokens // block_size, None
@@ -46,8 +48,11 @@ def host_blocks_of(
             raise EngineError("host memory is for preemption 'swap' or 'auto': with 'recompute' nothing is swapped")
         return 0
     if swap_gib is not None:
-        if not isinstance(swap_gib, int | float) or not swap_gib * GIB >= block_bytes:
-            raise EngineError(f"swap_gib: expected at least one block of {block_bytes:,} bytes, got {swap_gib!r}")
+        number = isinstance(swap_gib, int | float) and not isinstance(swap_gib, bool)
+        if not (number and block_bytes <= swap_gib * GIB < MOST_SWAP_BYTES):
+            raise EngineError(
+                f"swap_gib: expected at least one block of {block_bytes:,} bytes, in GiB, got {swap_gib!r}"
+            )
         host_blocks = int(swap_gib * GIB) // block_bytes
     if host_blocks is None:
         return max(min(num_blocks, SWAP_BYTES // block_bytes), 1)
