@@ -137,7 +137,7 @@ def large(parts: Parts) -> None:
     from engine.core.gpus import lookup_gpu
 
     model, size = "llama-3-70b", 16
-    wanted = _wanted(parts, model, parts.ranks, num_runs=1, profile=True, max_num_batched_tokens=4096)
+    wanted = _wanted(parts, model, parts.ranks, num_runs=1, profile=True, max_num_batched_tokens=2048)
     with closing(engine_of(wanted)) as engine:
         made = _in_use(engine)
         budget = engine.budget(size)
