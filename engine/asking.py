@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.core.content import TokenContent
 from engine.core.group import in_group
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from engine.core.scheduler import Scheduler
     from engine.worker.engine import Engine
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 Samples = Literal["fork", "requests"]
 EarlyStopping = bool | Literal["never"]
 SEED_MASK = (1 << 63) - 1
@@ -105,7 +106,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, as text or ids, is a list of one."""
     if isinstance(prompts, str):
         return [prompts]
-    if len(prompts) and not isinstance(prompts[0], str | Sequence):
+    if len(prompts) and not isinstance(prompts[0], str | Sequence | np.ndarray):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -131,6 +132,7 @@ def read(engine: Engine, prompt: Prompt, place: int) -> RequestOutput:
         ids = list(prompt)
         if wrong := [token for token in ids if not isinstance(token, int | np.integer)]:
             raise ValueError(f"prompt {place}: expected token ids, whole numbers, got {wrong[0]!r}")
+        ids = [int(token) for token in ids]
     if not ids:
         raise ValueError(f"prompt {place}: expected at least one token, got none")
     vocab = engine.architecture.vocab_size

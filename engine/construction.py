@@ -8,6 +8,7 @@ from engine.core.limits import SchedulerConfig
 from engine.worker.budget import EngineError
 from engine.worker.engine import Engine, EngineConfig
 from engine.worker.limits import Limits
+from engine.worker.rank_engine import open_engine
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -26,7 +27,7 @@ def engine_of(model: str | Engine, asked: Limits, options: dict[str, Any]) -> En
     """A new engine, or the one that was given."""
     seqs, tokens, longest = asked
     if isinstance(model, str):
-        return Engine(
+        return open_engine(
             EngineConfig(
                 model,
                 max_num_seqs=seqs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from engine.asking import (
     SEED_MASK,
@@ -74,7 +74,7 @@ class LLM:
         seed: int = 0,
         **engine: Any,
     ) -> None:
-        """`model` as in `EngineConfig`, further options too (device, dtype, kv_cache_dtype, attention, layout, ...); or
+        """`model` as in `EngineConfig`, further options too (device, kv_cache_dtype, tensor_parallel_size, ...); or
         an `Engine` that is there, with its options and buffers: limits may then be lower than its own, not higher.
 
         `num_blocks` (blocks that requests can hold) or `kv_tokens` pins the capacity; without, it is what the device
@@ -115,6 +115,16 @@ class LLM:
             self.allocator, kernel=self._kernel, sampling=self._sampling_of, stops=self._stops, beams=self._beams_of
         )
         self._interrupted = False
+
+    def close(self) -> None:
+        """Gives the KV memory back, and ends the other ranks where there are several; nothing is generated any more."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     # generation ---------------------------------------------------------------------------------------------------
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core.allocator import MAX_BLOCKS
-from engine.worker.budget import EngineError, KVBudget, check_host_fits
+from engine.worker.budget import EngineError, KVBudget, check_host_fits, most_on_cpu
 
 if TYPE_CHECKING:
     from engine.worker.engine import Engine
 
-CPU_KV_BYTES = 4 << 30
-"""What K and V take on a CPU at most, where nobody says (vLLM's default there)."""
 SWAP_BYTES = 4 << 30
 """What sequences that are swapped out take at most, where nobody says (vLLM's swap_space)."""
 GIB = 1 << 30
+MOST_SWAP_BYTES = 1 << 60
+"""More than any host has; what is beyond what is free is said with both numbers."""
 
 
 def device_blocks(
@@ -24,7 +24,7 @@ def device_blocks(
     if num_blocks is not None and kv_tokens is not None:
         raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
     for name, value in (("num_blocks", num_blocks), ("kv_tokens", kv_tokens)):
-        if value is not None and not isinstance(value, int):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise EngineError(f"{name}: expected a whole number, got {value!r}")
     if kv_tokens is not None:
         return kv_tokens // block_size, None
@@ -32,9 +32,8 @@ def device_blocks(
         return num_blocks, None
     budget = engine.budget(block_size, utilization=utilization)
     fits = min(budget.num_blocks - 1, MAX_BLOCKS)
-    if engine.device.type == "cpu":  # shared with everything else: no more than all rows can use at once, and a limit
-        rows, longest = engine.limits.max_num_seqs, engine.limits.max_model_len
-        fits = min(fits, rows * -(-longest // block_size), max(CPU_KV_BYTES // engine.block_bytes(block_size), 1))
+    if engine.device.type == "cpu":
+        fits = min(fits, most_on_cpu(engine.limits, block_size, engine.block_bytes(block_size)))
     return fits, budget
 
 
@@ -49,8 +48,11 @@ def host_blocks_of(
             raise EngineError("host memory is for preemption 'swap' or 'auto': with 'recompute' nothing is swapped")
         return 0
     if swap_gib is not None:
-        if not isinstance(swap_gib, int | float) or not swap_gib * GIB >= block_bytes:
-            raise EngineError(f"swap_gib: expected at least one block of {block_bytes:,} bytes, got {swap_gib!r}")
+        number = isinstance(swap_gib, int | float) and not isinstance(swap_gib, bool)
+        if not (number and block_bytes <= swap_gib * GIB < MOST_SWAP_BYTES):
+            raise EngineError(
+                f"swap_gib: expected at least one block of {block_bytes:,} bytes, in GiB, got {swap_gib!r}"
+            )
         host_blocks = int(swap_gib * GIB) // block_bytes
     if host_blocks is None:
         return max(min(num_blocks, SWAP_BYTES // block_bytes), 1)

@@ -63,7 +63,7 @@ def named(workload: Workload, seed: int) -> Trace:
     name, rate = str(workload.name), workload.request_rate
     grid = GRIDS.get(name, SESSION_RECIPES[name].grid if name in SESSION_TRACES else "")
     if grid and rate is None:
-        raise UsageError(f"{name} is a sweep over rates: say --request-rate; {grid}")
+        raise UsageError(f"{name} has no rate of its own: say --request-rate RATE (requests a second); {grid}")
     lengths = {key: read_lengths(Path(path)) for key, path in workload.lengths.items()}
     known = (SESSION_RECIPES[name].lengths,) if name in SESSION_TRACES else ("sharegpt", "alpaca")
     unknown = sorted(lengths.keys() - set(known))

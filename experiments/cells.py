@@ -16,7 +16,7 @@ from experiments.exits import DeviceMissing
 from experiments.fleet import fleet_spec, fleet_summary, replay_fleet
 from experiments.measured import EngineRun
 from experiments.resolve import Cell, Plan, pool_config, see_own_modules
-from experiments.sharing import shares, transfers_of, width_of
+from experiments.sharing import counts_sharing, shares, transfers_of, width_of
 from sim.reconcile import Check
 from sim.recorded_executor import RecordedExecutor, Recording
 
@@ -107,7 +107,8 @@ def task_of(plan: Plan, cell: Cell) -> Task:
         skip=measure.skip,
         num_samples=width_of(config),
         beam_search=config.workload.beam_width is not None,
-        record_sharing=shares(config) and not is_real(config),
+        record_sharing=counts_sharing(config),
+        tell_sharing=bool(rules.enable_prefix_caching) and bool(plan.trace(cell).block_size) and not is_real(config),
         bytes_per_token=plan.pool.bytes_per_token,
         fleet=fleet_spec(config),
     )

@@ -225,6 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(words, exits.USAGE, str(error))
     except exits.DeviceMissing as error:
         return _fail(words, exits.NO_DEVICE, str(error))
+    except exits.RunBroken as error:
+        return _fail(words, exits.FAILED_CELLS, str(error))
     except KeyboardInterrupt:
         return _fail(words, exits.INTERRUPTED, "interrupted")
     except BrokenPipeError:

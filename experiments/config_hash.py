@@ -20,6 +20,7 @@ NEWER_KEYS = {
     "scheduler.batching": "iteration",
     "scheduler.preemption": "recompute",
     "measure.record_residency": False,
+    "measure.record_sharing": False,
 }
 """Keys that came when there were stored results already: at their defaults they are not part of the hash."""
 

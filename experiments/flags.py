@@ -95,8 +95,8 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
         ),
     ] = None
     gpu: Annotated[Text, _option(_MODEL, "GPU by name [a100-80g; paper-*: a100-40g].")] = None
-    tp: Annotated[Text, _option(_MODEL, "Tensor-parallel ranks [1].")] = None
-    pp: Annotated[Text, _option(_MODEL, "Pipeline stages [1].")] = None
+    tp: Annotated[Text, _option(_MODEL, "Tensor-parallel ranks [1].", "--tp", "--tensor-parallel-size")] = None
+    pp: Annotated[Text, _option(_MODEL, "Pipeline stages [1].", "--pp", "--pipeline-parallel-size")] = None
     kv_cache_dtype: Annotated[
         Text, _option(_MODEL, "Storage type of KV, e.g. fp8 [the model's].", "--kv-cache-dtype", "--kv-dtype")
     ] = None
@@ -179,7 +179,9 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
     record: Annotated[
         Text,
         _option(
-            _MEASURE, "steps: a row a step; residency: how long cached blocks stay; both step [none]. More for sweep."
+            _MEASURE,
+            "steps: a row a step; residency: how long cached blocks stay; both step; sharing: blocks shared in each "
+            "step [none]. More for sweep.",
         ),
     ] = None
     skip: Annotated[
@@ -233,9 +235,10 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
         if self.headroom_gb is not None:
             values["kv.headroom_bytes"] = ("--headroom-gb", headroom_bytes(self.headroom_gb))
         if self.record is not None:
-            if unknown := set(self.record.split(",")) - {"steps", "residency"}:
+            if unknown := set(self.record.split(",")) - {"steps", "residency", "sharing"}:
                 always = " (requests and timeline are kept without it)" if unknown <= {"requests", "timeline"} else ""
-                raise UsageError(f"--record knows 'steps' and 'residency', got {', '.join(sorted(unknown))!r}{always}")
+                got = ", ".join(sorted(unknown))
+                raise UsageError(f"--record knows 'steps', 'residency' and 'sharing', got {got!r}{always}")
             values |= {f"measure.record_{part}": ("--record", True) for part in self.record.split(",")}
         if self.lengths:
             values["workload.lengths"] = ("--lengths", pairs_of(self.lengths))

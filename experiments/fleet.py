@@ -72,7 +72,9 @@ def _refuse(config: Config) -> None:
     reasons = {
         f"--backend {measure.backend}: one engine runs in this process": is_real(config),
         "samples, beams and swapping count what is shared in one pool": shares(config),
-        "--record steps and residency follow one pool": measure.record_steps or measure.record_residency,
+        "--record steps, residency and sharing follow one pool": any(
+            (measure.record_steps, measure.record_residency, measure.record_sharing)
+        ),
         f"--map-frames {measure.map_frames}: a map is of one pool": bool(measure.map_frames),
         "--step-model recorded: is one engine's steps": (measure.step_model or "").startswith("recorded:"),
     }

@@ -70,6 +70,9 @@ class ModelFlags:
     swap_gib: Annotated[
         float | None, _option(_MEMORY, "GiB of host memory to swap to [as large as the pool, at most 4].")
     ] = None
+    tensor_parallel_size: Annotated[
+        Whole, _option(_MEMORY, "Ranks, each a process with a GPU of its own [1].", "--tensor-parallel-size", "--tp")
+    ] = 1
     dtype: Annotated[str, _option(_MEMORY, "float32, float16 or bfloat16 [auto].")] = "auto"
     kv_cache_dtype: Annotated[
         str, _option(_MEMORY, "Storage type of K and V: auto, or fp8 [auto].", "--kv-cache-dtype", "--kv-dtype")
@@ -89,16 +92,18 @@ def generate_verb(
     from experiments.backends import DEVICES, need_torch
 
     need_torch("generate")
+    from experiments.ranks import broken_by_a_rank
+
     if flags.backend not in (*DEVICES, "auto"):
         raise UsageError(f"--backend knows {', '.join(DEVICES)}, got {flags.backend!r}")
     _check(sampling, flags)
     try:
         given = [_ids(text) for text in prompts] if token_ids else list(prompts)
         params = _params(sampling)
-        llm = _llm(model, flags, sampling.seed)
-        began = time.perf_counter()
-        answers = llm.generate(given, params, **_how(sampling))
-        took = time.perf_counter() - began
+        with broken_by_a_rank(), _llm(model, flags, sampling.seed) as llm:
+            began = time.perf_counter()
+            answers = llm.generate(given, params, **_how(sampling))
+            took = time.perf_counter() - began
     except (UsageError, DeviceMissing):
         raise
     except ValueError as error:
@@ -157,9 +162,11 @@ def _llm(model: str, flags: ModelFlags, seed: int) -> LLM:
     """DeviceMissing where a GPU is asked for and none is there."""
     from engine.llm import LLM
     from experiments.backends import DEVICES, need_device
+    from experiments.ranks import need_devices
 
     backend = flags.backend if flags.backend != "auto" else _backend_here()
     need_device(backend)
+    need_devices(backend, flags.tensor_parallel_size)
     path = Path(model)
     return LLM(
         str(path.parent) if path.name == "config.json" and path.is_file() else model,
@@ -174,6 +181,7 @@ def _llm(model: str, flags: ModelFlags, seed: int) -> LLM:
         preemption=flags.preemption,  # type: ignore[arg-type]
         host_blocks=flags.host_blocks,
         swap_gib=flags.swap_gib,
+        tensor_parallel_size=flags.tensor_parallel_size,
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
         kv_scales=flags.kv_scales,

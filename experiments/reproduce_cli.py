@@ -20,7 +20,7 @@ def reproduce(
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
     fidelity: Annotated[Path | None, Parameter(show_default=False)] = None,
     trace: Annotated[Path | None, Parameter(show_default=False)] = None,
-    cache_blocks: Annotated[str, Parameter(show_default=False)] = "",
+    cache_blocks: Annotated[str | None, Parameter(show_default=False)] = None,
     out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
     json: Json = False,
 ) -> int:
@@ -47,7 +47,7 @@ def reproduce(
     fidelity
         Folder of `python -m experiments.fidelity.main` for sim_vs_gpu.
     trace
-        File with block ids for mooncake-hit-rate.
+        File with block ids for mooncake-hit-rate; contents of conversations are cut into blocks of 16 tokens.
     cache_blocks
         Its cache sizes, a comma list of blocks [1756,7027,56216].
     out

@@ -21,7 +21,7 @@ from experiments.pool import Pool, pool_of
 from experiments.presets import PRESETS
 from experiments.series import AttentionKernel
 from experiments.settings import Config, Kernel, Memory, Scheduling, Workload
-from experiments.sharing import arrive_as_samples, check_sharing, host_blocks, with_sharing
+from experiments.sharing import arrive_as_samples, check_sharing, check_speeds, host_blocks, with_sharing
 from experiments.step_cost import step_model_of
 
 if TYPE_CHECKING:
@@ -259,6 +259,8 @@ def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
     from engine.core.request_level import make_scheduler
 
     limits = scheduler_config(config)
+    for block_size in {cell.block_size for cell in cells}:
+        check_speeds(config, block_size)
     for name in dict.fromkeys(cell.allocator for cell in cells):
         if ":" in name:
             see_own_modules()

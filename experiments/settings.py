@@ -88,7 +88,7 @@ class Workload(Section):
         if self.trace is not None and self.lengths:
             raise ValueError("lengths are for named workloads; a trace file has its own")
         if self.beam_width is not None and self.num_samples > 1:
-            raise ValueError("num_samples (-n) and beam_width both say how many sequences there are: keep one")
+            raise ValueError("num_samples and beam_width both say how many sequences there are: keep one")
         for key in ("trace_block_size", "recipe", "tokenizer", "repeat"):
             if self.trace is None and getattr(self, key):
                 raise ValueError(f"{key} is for a trace file; name one with trace")
@@ -183,6 +183,8 @@ class Measuring(Section):
     record_steps: bool = False
     record_residency: bool = False
     """Whether the lives of cached blocks become columns of the summary."""
+    record_sharing: bool = False
+    """Whether what is shared does, where nothing but the prefix cache shares; groups and swaps are told anyway."""
     skip: bool = True
     map_frames: int | None = Field(default=None, ge=0, le=100_000)
     host_bytes_per_s: Rate | None = None

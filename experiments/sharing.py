@@ -22,6 +22,8 @@ PCIE4: Final = (25e9, 3e-6)
 long as the axis of the paper's Fig 19a is high (140 ms out and in)."""
 PCIE5: Final = (55.3e9, 7.2e-6)
 """Measured on an H200: 1 GiB of pinned memory in 19.4 ms, a copy of 10 to 64 KiB in 7.2 to 8.2 us."""
+LONGEST_COPY_S: Final = 3600.0
+"""Of one block; a slower link is a slip of the keyboard."""
 PCIE5_GPUS: Final = ("h100", "h200")
 
 
@@ -74,6 +76,11 @@ def shares(config: Config) -> bool:
     return has_groups(config) or config.workload.num_samples > 1 or swaps(config)
 
 
+def counts_sharing(config: Config) -> bool:
+    """Whether what is shared is counted step by step: where anything is copied, and where it is asked for."""
+    return (shares(config) or config.measure.record_sharing) and not is_real(config)
+
+
 def with_sharing(config: Config) -> Config:
     """A resolved configuration with the defaults of groups and swaps, where there are any; idempotent. UsageError for
     what cannot work whatever the allocator."""
@@ -106,6 +113,8 @@ def _default_speeds(config: Config) -> dict[str, float]:
 def _refuse(config: Config) -> None:
     """UsageError, by flag name."""
     _refuse_samples(config)
+    if (config.scheduler.watermark or 0.0) >= 1:
+        raise UsageError(f"--watermark {config.scheduler.watermark:g}: a fraction of the pool from 0 to less than 1")
     if has_groups(config):
         _refuse_groups(config)
     _refuse_swaps(config)
@@ -122,6 +131,11 @@ def _refuse_samples(config: Config) -> None:
     work = config.workload
     if work.samples_as != "requests":
         return
+    if work.beam_width is not None:
+        raise UsageError(
+            f"--samples-as requests is about --num-samples: the beams of --beam-width {work.beam_width} are one group; "
+            "leave one of them out"
+        )
     if work.num_samples == 1:
         raise UsageError("--samples-as requests: there is one sample; say --num-samples, or leave it out")
     if not config.scheduler.enable_prefix_caching:
@@ -134,6 +148,10 @@ def _refuse_samples(config: Config) -> None:
 def _refuse_groups(config: Config) -> None:
     work, measure = config.workload, config.measure
     who = f"--beam-width {work.beam_width}" if work.beam_width is not None else f"--num-samples {work.num_samples}"
+    for key in ("max_num_seqs", "max_num_batched_tokens"):
+        most, flag = getattr(config.scheduler, key), "--" + key.replace("_", "-")
+        if most is not None and width_of(config) > most:
+            raise UsageError(f"{who}: the sequences of a group run together, and {flag} is {most}: raise it")
     if is_real(config):
         raise UsageError(f"{who}: groups of run and compare are simulated; leave out --backend {measure.backend}")
     if config.scheduler.batching == "request":
@@ -208,6 +226,25 @@ def transfers_of(config: Config, block_size: int) -> Transfers:
         measure.host_copy_s,
         measure.copy_bytes_per_s,
     )
+
+
+def check_speeds(config: Config, block_size: int) -> None:
+    """UsageError for speeds at which a single block takes longer than any run."""
+    if not shares(config) or is_real(config):
+        return
+    measure, moved = config.measure, transfers_of(config, block_size)
+    to_host = moved.block_bytes / moved.host_bytes_per_s, moved.copies_per_block * moved.host_copy_s
+    on_device = moved.block_bytes / moved.copy_bytes_per_s
+    for flag, value, seconds in (
+        ("--host-bytes-per-s", measure.host_bytes_per_s, to_host[0]),
+        ("--host-copy-s", measure.host_copy_s, to_host[1]),
+        ("--copy-bytes-per-s", measure.copy_bytes_per_s, on_device),
+    ):
+        if not seconds <= LONGEST_COPY_S:
+            raise UsageError(
+                f"{flag} {value:g}: a block of {block_size} tokens would take {seconds:.3g} s, and may take "
+                f"{LONGEST_COPY_S:g}"
+            )
 
 
 def arrive_as_samples(config: Config, arriving: Arriving) -> Arriving:

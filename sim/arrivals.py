@@ -14,6 +14,7 @@ from engine.core.text_runs import RunContent
 from sim.rows import RequestRow
 
 if TYPE_CHECKING:
+    from sim.group_room import Room
     from workloads import Trace
 
 PS_PER_NS = 1_000
@@ -28,10 +29,14 @@ class LengthLimits:
     capacity_tokens: int
     too_long: Literal["reject", "truncate"] = "reject"
 
-    @property
-    def most_tokens(self) -> int:
-        """Prompt and output together."""
-        return min(self.max_model_len, self.capacity_tokens)
+    of_group: Room | None = None
+    """Where requests are groups: what bounds theirs, in place of the pool's tokens."""
+
+    def room(self, prompt: int, output: int) -> int:
+        """Most output tokens behind a prompt."""
+        if self.of_group is not None:
+            return self.of_group(prompt, output)
+        return min(self.max_model_len, self.capacity_tokens) - prompt
 
 
 def requests_of(trace: Trace, limits: LengthLimits, turn_away: Callable[[RequestRow], None]) -> Iterator[Request]:
@@ -40,7 +45,7 @@ def requests_of(trace: Trace, limits: LengthLimits, turn_away: Callable[[Request
     content = _content_maker(trace)
     for index, (arrival_ns, prompt, output, limit, priority, status) in enumerate(_rows(trace)):
         arrival = arrival_ns * PS_PER_NS
-        room = limits.most_tokens - prompt
+        room = limits.room(prompt, output)
         max_tokens = min(limit, room) if limit > 0 and limits.too_long == "truncate" else limit if limit > 0 else room
         wanted = min(output, limit) if limit > 0 else output
         too_long = room < 1 or (limits.too_long == "reject" and wanted > room)

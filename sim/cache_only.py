@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -18,6 +18,7 @@ from engine.core.allocator import Refusal
 from engine.core.content import BlockIdContent, ChainedIds
 from engine.core.paged import PagedAllocator
 from engine.core.request import Request, Status
+from engine.core.text_runs import RunContent
 from sim import metrics
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 NEVER: Final = 1 << 62
 """The index of a request that does not come."""
+RUN_BLOCK: Final = 16
+"""vLLM's block: what the content of a trace without blocks of its own is cut into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,33 @@ class Prompts:
         return max(map(len, self.keys), default=0)
 
 
-def prompts_of(trace: Trace) -> Prompts:
-    """The trace's prompts; ValueError if it names no blocks. Requests that failed (no output) ask for nothing."""
+def prompts_of(trace: Trace, run_block_size: int = RUN_BLOCK) -> Prompts:
+    """The trace's prompts; ValueError if it names no blocks. Requests that failed (no output) ask for nothing.
+
+    `run_block_size`: tokens of a block where content is given by runs of texts, which have no blocks of their own. Only
+    full blocks of those are looked up: what a partly filled one holds is found by the next turn only in part.
+    """
     if not trace.block_size:
         raise ValueError(f"trace {trace.name!r} has no block ids: a prefix cache has nothing to look up")
     chains = ChainedIds()
     asked = [int(index) for index in range(len(trace)) if not trace.status[index]]
+    tokens = [int(trace.num_prompt_tokens[index]) for index in asked]
     keys: list[list[int]] = [trace.block_ids_of(index).tolist() for index in asked]
+    if trace.block_scope == "runs":
+        return Prompts(_blocks_of_runs(keys, tokens, run_block_size), tokens, run_block_size)
     if trace.block_scope != "chained":
         keys = [chains.chain(ids) for ids in keys]
-    return Prompts(keys, [int(trace.num_prompt_tokens[index]) for index in asked], trace.block_size)
+    return Prompts(keys, tokens, trace.block_size)
+
+
+def _blocks_of_runs(runs: list[list[int]], num_tokens: list[int], size: int) -> list[list[int]]:
+    """Numbers of the full blocks of prompts that are given as text, tokens, text, tokens, ..."""
+    chains, numbers = ChainedIds(), dict[Hashable, int]()
+    found: list[list[int]] = []
+    for one, tokens in zip(runs, num_tokens, strict=True):
+        keys = RunContent(one, chains, shares_outputs=False).keys(0, tokens // size, size) if one else ()
+        found.append([numbers.setdefault(key, len(numbers)) for key in keys])
+    return found
 
 
 class Cache(Protocol):

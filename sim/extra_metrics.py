@@ -56,7 +56,8 @@ SHARING_METRICS: tuple[Metric, ...] = (
         "num_swaps_refused", "swaps refused", "victims recomputed because host memory was full", "preemptions", LOWER
     ),
 )
-"""Columns that only runs with `record_sharing` have; tokens recomputed and the prefix cache's hits every run has."""
+"""Columns that only runs with `record_sharing` have; tokens recomputed and the prefix cache's hits every run has. The
+means over time are told wherever prompts may meet in the prefix cache."""
 
 RESIDENCY_METRICS: tuple[Metric, ...] = (
     Metric("num_stored_blocks", "blocks cached", "blocks that became findable over the run", "blocks"),

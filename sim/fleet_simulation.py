@@ -72,7 +72,7 @@ class FleetSimulation:
             )
             self._replicas.append(replica)
         self._away = RowStore()
-        requests = requests_for(spec, trace, self._away.append)
+        requests = requests_for(spec, trace, self._away.append, self._replicas[0].scheduler.allocator)
         self._fleet = Fleet(
             requests,
             self._replicas,
@@ -147,7 +147,7 @@ class Split:
         end = NEVER if frame.end is None else frame.end
         scheduler = make_scheduler(spec.limits, make_allocator(spec.allocator, spec.pool))
         served = []
-        for request in requests_for(spec, trace, self._away.append):
+        for request in requests_for(spec, trace, self._away.append, scheduler.allocator):
             if scheduler.refuses_forever(request):
                 self._away.append(Progress().row(request, "rejected", -1))
             elif request.arrival >= end:  # nobody is sent anywhere after the cut

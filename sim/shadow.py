@@ -45,6 +45,9 @@ class ShadowExecutor:
             raise ContractViolation(f"step {self._num_steps}: {error}") from error
         result = self._cost.submit(batch)
         for request in result.stopped:
+            group = request.group
+            if group is not None and group.answer is not None and request is group.leader:
+                self._memory.rename(request, group.answer, self._allocator.block_table(request))
             self._memory.forget(request)
         return result
 

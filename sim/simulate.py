@@ -18,6 +18,7 @@ from sim import integrals as at
 from sim import metrics
 from sim.arrivals import LengthLimits, requests_of
 from sim.frame import Frame, Window
+from sim.group_room import room_of_groups
 from sim.reconcile import Check, reconcile
 from sim.recorder import Recorder
 from sim.replay import Replay
@@ -68,6 +69,8 @@ class RunSpec:
     """Whether they are the beams of a search."""
     record_sharing: bool = False
     """Whether logical and physical blocks are counted step by step, and what was copied and swapped is told."""
+    tell_sharing: bool = False
+    """Whether the means that need no count are told: where prompts may meet in the prefix cache. Not of fleets."""
     bytes_per_token: int = 0
     """Of K and V, for the bytes that were swapped; 0: not known."""
     fleet: FleetSpec = SINGLE
@@ -213,13 +216,16 @@ def frame_of(spec: RunSpec, last_arrival: int) -> Frame:
     return Frame(last_arrival, window, end, bins, sorted(edges - {0}))
 
 
-def requests_for(spec: RunSpec, trace: Trace, turn_away: Callable[[RequestRow], None]) -> Iterable[Request]:
-    """The trace's requests, or groups; rows that are not replayed go to `turn_away`."""
-    # Of a group each sequence may be as long as the pool holds of them side by side, whatever they share.
+def requests_for(
+    spec: RunSpec, trace: Trace, turn_away: Callable[[RequestRow], None], allocator: KVAllocator
+) -> Iterable[Request]:
+    """The trace's requests, or groups; rows that are not replayed go to `turn_away`. `allocator`: one like the one that
+    serves them; it is only asked how long groups may become."""
+    grouped, longest = spec.num_samples > 1 or spec.beam_search, spec.limits.max_model_len
     capacity = spec.pool.capacity_blocks * spec.pool.block_size
-    lengths = LengthLimits(spec.limits.max_model_len, capacity // spec.num_samples, spec.too_long)
-    requests: Iterable[Request] = requests_of(trace, lengths, turn_away)
-    if spec.num_samples > 1 or spec.beam_search:
+    room = room_of_groups(allocator, longest, spec.num_samples) if grouped else None
+    requests: Iterable[Request] = requests_of(trace, LengthLimits(longest, capacity, spec.too_long, room), turn_away)
+    if grouped:
         requests = (in_group(request, spec.num_samples, beam=spec.beam_search) for request in requests)
     return requests
 
@@ -253,7 +259,7 @@ class Simulation:
         self._allocator = allocator = make_allocator(spec.allocator, spec.pool)
         self._scheduler = scheduler = make_scheduler(spec.limits, allocator)
         self._recorder = recorder_for(spec, scheduler, frame)
-        requests = requests_for(spec, trace, self._recorder.rows.append)
+        requests = requests_for(spec, trace, self._recorder.rows.append, allocator)
         self._replay = Replay(
             list(requests) if load else requests,
             scheduler,

@@ -74,26 +74,37 @@ def summary_of(run: Run) -> dict[str, Any]:
         "window_kind": window.kind,
         **_whole_run(run, len(finished)),
         **(extra_metrics.residency(run.recorder.residency) if run.spec.record_residency else {}),
-        **(_sharing(run, row) if run.spec.record_sharing else {}),
+        **_shared(run, row),
+        **(_sharing(run) if run.spec.record_sharing else {}),
     }
 
 
-def _sharing(run: Run, row: Sequence[int]) -> dict[str, Any]:
-    """The columns of `extra_metrics.SHARING_METRICS` that not every run has."""
-    recorder, size, time = run.recorder, run.allocator.block_size, row[at.TIME]
-    assert isinstance(recorder, SharingRecorder)
+def _shared(run: Run, row: Sequence[int]) -> dict[str, Any]:
+    """The means of `extra_metrics.SHARING_METRICS`, which every run has the integrals of: told where anything may be
+    shared."""
+    spec, size, time = run.spec, run.allocator.block_size, row[at.TIME]
+    if not spec.record_sharing and (not spec.tell_sharing or spec.fleet.num_replicas > 1):
+        return {}
     logical, physical = row[at.USED] + row[at.EXTRA], row[at.USED]
     cached = run.capacity_slots * time - row[at.USED] - row[at.SPARE] if run.caches else 0
-    swapped = {"out": recorder.num_swapped_out, "in": recorder.num_swapped_in}
-    block_bytes = run.spec.bytes_per_token * size
     return {
         "mean_logical_blocks": metrics.ratio(logical, size * time),
         "mean_physical_blocks": metrics.ratio(physical, size * time),
         "sharing_saving_frac": extra_metrics.sharing_saving(logical, physical),
+        "mean_cached_free_blocks": metrics.ratio(cached, size * time),
+    }
+
+
+def _sharing(run: Run) -> dict[str, Any]:
+    """The columns of `extra_metrics.SHARING_METRICS` that are counted as the run goes."""
+    recorder, size = run.recorder, run.allocator.block_size
+    assert isinstance(recorder, SharingRecorder)
+    swapped = {"out": recorder.num_swapped_out, "in": recorder.num_swapped_in}
+    block_bytes = run.spec.bytes_per_token * size
+    return {
         "iter_sharing_saving_frac": extra_metrics.mean_of_ratios_saving(
             recorder.extra_ratio, UNIT, recorder.num_steps_counted
         ),
-        "mean_cached_free_blocks": metrics.ratio(cached, size * time),
         "num_forks": recorder.num_forks,
         **{f"num_swapped_{way}_blocks": count for way, count in swapped.items()},
         **{f"swapped_{way}_bytes": count * block_bytes if block_bytes else None for way, count in swapped.items()},

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from workloads import arrivals, lengths
 from workloads.columns import Trace
 from workloads.stamps import NS_PER_MS, NS_PER_S
-from workloads.synthetic import draw_lengths, repeated
+from workloads.synthetic import LENGTHS, draw_lengths, repeated
 
 Int64s = NDArray[np.int64]
 Pairs = tuple[Int64s, Int64s]
@@ -34,6 +34,10 @@ WMT16_RATIO: Final = (0.25, 0.2)
 CHATBOT_PROMPT: Final = 1024
 CHATBOT_OUTPUT: Final = 1016
 """The paper allows 1,024 tokens, its artifact 1,016."""
+MOST_TURNS: Final = 10**9
+"""More than any trace has rows."""
+LONGEST_S: Final = 1e9
+"""Of a pause: 32 years; more would not fit in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,15 @@ class Draw:
     def pairs(self, num_requests: int, default: str) -> tuple[Pairs, str]:
         """(message, answer) tokens and the recipe; given pairs are shuffled."""
         recipe = self.shape.turn_lengths or default
+        try:
+            return self._pairs(num_requests, recipe)
+        except ValueError as error:
+            known = f"{WMT16}, {', '.join(LENGTHS)}"
+            raise ValueError(
+                f"turn_lengths: {str(error).removeprefix('lengths: ').partition('; need')[0]}; need one of {known}"
+            ) from None
+
+    def _pairs(self, num_requests: int, recipe: str) -> tuple[Pairs, str]:
         if self._given is not None:
             prompt, output = repeated(self._given, max(num_requests, len(self._given[0])))
             order = np.random.default_rng([self.seed, 7]).permutation(len(prompt))[:num_requests]
@@ -75,17 +88,25 @@ class Draw:
         return (sentence, np.maximum(1, np.rint(sentence * ratio)).astype(np.int64)), f"{WMT16} stand-in"
 
     def turns(self, num_sessions: int, default: str) -> tuple[Int64s, str]:
-        """Turns of each conversation, at least 1."""
+        """Turns of each conversation, from 1 to MOST_TURNS."""
         recipe = self.shape.turns or default
+        made, said = self._turns(num_sessions, recipe)
+        if made.min() < 1:
+            raise ValueError(f"turns: {recipe!r}: a conversation has at least 1 turn; need one of {', '.join(TURNS)}")
+        return np.minimum(made, MOST_TURNS), said
+
+    def _turns(self, num_sessions: int, recipe: str) -> tuple[Int64s, str]:
         rng = np.random.default_rng([self.seed, 2])
         kind, _, text = recipe.partition(":")
         try:
             if kind == "fixed":
-                return lengths.fixed(num_sessions, int(text)), recipe
+                return np.full(num_sessions, min(int(text), MOST_TURNS)), recipe
             if kind == "uniform":
                 low, high = text.split("-")
-                return lengths.uniform(num_sessions, int(low), int(high), rng), recipe
-            if kind == "geometric" and 1 <= float(text) < float("inf"):
+                if not 1 <= int(low) <= int(high):
+                    raise ValueError("expected LOW-HIGH with 1 <= LOW <= HIGH")
+                return lengths.uniform(num_sessions, min(int(low), MOST_TURNS), min(int(high), MOST_TURNS), rng), recipe
+            if kind == "geometric" and 1 <= float(text) <= MOST_TURNS:
                 return rng.geometric(1 / float(text), num_sessions), recipe
         except ValueError as error:
             raise ValueError(f"turns: {recipe!r}: {error}; need one of {', '.join(TURNS)}") from None
@@ -108,7 +129,10 @@ class Draw:
         make = made.get((kind, len(given)))
         if make is None or not all(0 <= one < float("inf") for one in given[kind == "lognormal" :]):
             raise ValueError(f"think_time: need one of {', '.join(THINK_TIMES)}, of at least 0 s, got {recipe!r}")
-        return np.rint(make() * (NS_PER_S / NS_PER_MS)).astype(np.int64) * NS_PER_MS, recipe
+        seconds = make()
+        if not (seconds <= LONGEST_S).all():
+            raise ValueError(f"think_time: {recipe!r} gives {seconds.max():g} s; need at most {LONGEST_S:g} s")
+        return np.rint(seconds * (NS_PER_S / NS_PER_MS)).astype(np.int64) * NS_PER_MS, recipe
 
     def prefixes(self, num_sessions: int, tokens: int, count: int = 1) -> tuple[Int64s, int, int]:
         """Which prefix each has, its tokens, and how many there are. ValueError for sizes that mean nothing."""
@@ -127,7 +151,7 @@ def chat(stamps: Int64s, num_requests: int, draw: Draw) -> Trace:
     own message; its text goes on through the answer, which the next turn repeats.
     """
     turns, said_turns = draw.turns(len(stamps), "geometric:4")
-    session = np.repeat(np.arange(len(stamps)), turns)[:num_requests]
+    session = _sessions(turns, num_requests)
     (message, answer), said_lengths = draw.pairs(num_requests, "sharegpt")
     think_ns, said_think = draw.think_ns(num_requests, "exponential:10")
     prefix, prefix_tokens, num_prefixes = draw.prefixes(len(stamps), 256)
@@ -169,7 +193,7 @@ def few_shot(stamps: Int64s, draw: Draw, examples_tokens: int = 341) -> Trace:
 def chatbot(stamps: Int64s, draw: Draw) -> Trace:
     """Rounds of conversations in random order: the last 1,024 tokens of all that was said, with the new message."""
     turns, said_turns = draw.turns(len(stamps), "geometric:10")
-    session = np.repeat(np.arange(len(stamps)), turns)[: len(stamps)]
+    session = _sessions(turns, len(stamps))
     (message, answer), said = draw.pairs(len(stamps), "sharegpt")
     first = np.searchsorted(session, session)
     whole = np.cumsum(message + answer)
@@ -197,6 +221,13 @@ def session_stamps(rate_per_s: float, count: int, duration_s: int | None, seed: 
     if duration_s is None:
         return arrivals.poisson(rate_per_s, count, seed), f"poisson at {rate_per_s:g}/s"
     return arrivals.poisson_counts(rate_per_s, duration_s, seed), f"counts per 10 ms at {rate_per_s:g}/s"
+
+
+def _sessions(turns: Int64s, num_rows: int) -> Int64s:
+    """The conversation of each of the first rows; no more of them are written out than there are rows."""
+    turns = np.minimum(turns, num_rows)
+    last = int(np.searchsorted(np.cumsum(turns), num_rows)) + 1
+    return np.repeat(np.arange(len(turns[:last])), turns[:last])[:num_rows]
 
 
 def _longest(shape: Shape, session: Int64s, total: Int64s) -> tuple[NDArray[np.bool_], dict[str, str]]:

@@ -230,8 +230,17 @@ def holds_nothing(request: Request) -> KeyError:
     return KeyError(f"request {request.request_id!r} holds no blocks in this pool")
 
 
-def check_fork(parent: Request, num_tokens: int | None, block_size: int) -> int:
-    """How many tokens the children of a fork begin with."""
+def check_distinct(requests: Sequence[Request]) -> None:
+    """ValueError, before anything is changed, where a request is named twice."""
+    if len(requests) > 1 and len(set(requests)) < len(requests):
+        twice = next(request for request in requests if requests.count(request) > 1)
+        raise ValueError(f"request {twice.request_id!r} is named twice among {len(requests)}")
+
+
+def check_fork(parent: Request, children: Sequence[Request], num_tokens: int | None, block_size: int) -> int:
+    """How many tokens the children of a fork begin with. ValueError for another count than there can be, and for a
+    child that is its own parent or is named twice."""
+    check_distinct((parent, *children))
     computed = parent.num_computed_tokens
     count = computed if num_tokens is None else num_tokens
     if count != computed and (count % block_size or not 0 <= count < computed):

@@ -129,7 +129,7 @@ class ContiguousAllocator:
         """Copies the parent's first blocks into the children's own extents; one that has none, or one that is too
         short, gets one as long as the parent's, or the fork is refused."""
         extent = self._extent(parent)
-        held = self._units(check_fork(parent, num_tokens, self.block_size))
+        held = self._units(check_fork(parent, children, num_tokens, self.block_size))
         new = [child for child in children if child not in self._extents or self._extents[child].granted < held]
         units = self._units(extent.asked_slots)
         if self._space.most_now(units) < len(new):

@@ -14,6 +14,7 @@ from engine.core.request import Request, Status
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, Chunk, Draft, StepResult
+    from engine.core.content import Content
     from engine.core.decode_set import DecodeSet
     from engine.core.group import Group
 
@@ -107,6 +108,15 @@ class Groups:
             self._fork(survivor, dead, num_tokens)
             for child in dead:
                 _branch(survivor, child, num_tokens, result)
+
+    def answered(self, best: Request, answer: Content) -> None:
+        """A search is over: what its best beam holds is the answer, and can be found as such."""
+        if best.decoding is not None:
+            self._decodes.remove(best)
+        rename = getattr(self._allocator, "rename", None)
+        if rename is not None and best.blocks is not None:
+            rename(best, answer)
+        best.content = answer
 
     def tell(self, batch: Batch, step: Draft) -> None:
         """Puts into the batch what happened before it and beside it."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.core.content import TokenContent
 from engine.core.request import Request, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from engine.core.content import Content
+
 
 class Group:
     """The members of one request, in the order in which they were made; all have its id."""
 
-    __slots__ = ("beam", "forked", "gathering", "members")
+    __slots__ = ("answer", "beam", "forked", "gathering", "members")
 
     def __init__(self, members: Sequence[Request], *, beam: bool = False) -> None:
         self.members = tuple(members)
@@ -26,6 +29,9 @@ class Group:
         """Whether members die and are replaced by copies of others after each step."""
         self.forked = False
         """Whether the prompt has been computed once, so that every member has tokens of its own."""
+        self.answer: Content | None = None
+        """Of a search whose answer others repeat: the content of its best beam, known for it when the search is over.
+        The simulator has no logits, so whoever is in the leader's place then is the best one."""
         self.gathering = False
         """Whether the members are computed again after a preemption, each up to its last sampled token; then they go on
         together."""
@@ -52,6 +58,10 @@ def in_group(request: Request, width: int, *, beam: bool = False) -> Request:
         group = Group((request, *others), beam=beam)
         for member in group.members:
             member.group = group
+        if beam and request.content.shares_outputs and not isinstance(request.content, TokenContent):
+            group.answer = request.content
+            for member in group.members:
+                member.content = group.answer.fork(request.num_prompt_tokens)
     return request
 
 

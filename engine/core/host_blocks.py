@@ -47,6 +47,13 @@ class HostBlocks:
         except KeyError:
             raise KeyError(f"request {request.request_id!r} holds no blocks in host memory") from None
 
+    def check_absent(self, requests: Sequence[Request]) -> None:
+        """ValueError for a request that is swapped out."""
+        if self._tables:
+            away = next((request for request in requests if request in self._tables), None)
+            if away is not None:
+                raise ValueError(f"request {away.request_id!r} is swapped out: it comes back by swap_in")
+
     def restore(self, requests: Sequence[Request], host_ids: Sequence[int]) -> None:
         """The sequences are back on the device; these blocks stay until `read` says that they were copied."""
         for host_id in set(host_ids):

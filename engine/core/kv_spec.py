@@ -133,7 +133,13 @@ class KVSpec:
     @property
     def layers_per_rank(self) -> int:
         """Layers with KV on the fullest pipeline stage: the quotient rounded up."""
-        return -(-self.num_layers // self.pp)
+        return max(self.layers_by_stage)
+
+    @property
+    def layers_by_stage(self) -> tuple[int, ...]:
+        """Layers with KV on each pipeline stage; where they do not divide, the first stages have one more."""
+        least, more = divmod(self.num_layers, self.pp)
+        return tuple(least + (stage < more) for stage in range(self.pp))
 
     @property
     def elements_per_token(self) -> int:

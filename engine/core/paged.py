@@ -82,10 +82,10 @@ class PagedAllocator(Sharing, PagedState):
 
     def refuses_forever(self, request: Request) -> Refusal | None:
         """The whole request, its last token excepted (it never gets a slot), must fit an empty pool; of a group, the
-        full blocks of the prompt once and the rest for each member."""
+        full blocks of the prompt once and the rest for each member. Those that end with the prompt never fork."""
         slots = min(request.num_prompt_tokens + request.max_tokens - 1, self._max_model_len)
         needed = -(-slots // self.block_size)
-        if request.group is not None:
+        if request.group is not None and slots > request.num_prompt_tokens:
             shared = request.num_prompt_tokens // self.block_size
             needed = shared + len(request.group.members) * (needed - shared)
         if needed > self.capacity_blocks:
@@ -134,6 +134,8 @@ class PagedAllocator(Sharing, PagedState):
             raise ValueError(f"request {request.request_id!r} is admitted already")
         if num_tokens <= hit.num_tokens:
             raise ValueError(f"num_tokens={num_tokens} must exceed the hit of {hit.num_tokens} tokens")
+        if self.host_blocks:
+            self._host.check_absent((request,))
         pool, size, limit = self.pool, self.block_size, self._max_model_len
         free = pool.num_free
         held = len(hit.block_ids)

@@ -290,5 +290,8 @@ class Scheduler(Running):
         finished = sorted(stopped, key=_order) if len(stopped) > 1 else list(stopped)
         for request in finished:
             request.status = Status.FINISHED
+            group = request.group
+            if group is not None and group.answer is not None and request is group.leader:
+                self._groups.answered(request, group.answer)
             self._leave(request)
         return finished

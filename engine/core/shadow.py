@@ -67,6 +67,13 @@ class ShadowMemory:
                 f"table {list(table)}, block_size={self.block_size}"
             )
 
+    def rename(self, request: Request, content: Content, table: Sequence[int]) -> None:
+        """What the request has computed behind its prompt is what `content` says."""
+        start, stop = request.num_prompt_tokens, request.num_computed_tokens
+        places = self._places(start, stop, table)
+        for slot, value in zip(places, copy(content).keys(start, stop, 1), strict=True):
+            self.slots[slot] = value
+
     def forget(self, request: Request) -> None:
         """The request is over: drops what is remembered of its content."""
         self._contents.pop(request, None)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.core.allocator import Grant, Reason, Refusal, check_fork
+from engine.core.allocator import Grant, Reason, Refusal, check_distinct, check_fork
 from engine.core.host_blocks import HostBlocks
 
 if TYPE_CHECKING:
     from engine.core.block_pool import BlockPool
     from engine.core.commits import Commits
+    from engine.core.content import Content
     from engine.core.copy_on_write import CopyOnWrite
     from engine.core.group import Group
     from engine.core.request import Request
@@ -65,7 +66,8 @@ class Sharing:
         """Shares the parent's blocks up to that token: never refused. Partly filled blocks are shared whole only by
         those who have computed equally many tokens in them."""
         table = self._table(parent)
-        full, filled = divmod(check_fork(parent, num_tokens, self.block_size), self.block_size)
+        full, filled = divmod(check_fork(parent, children, num_tokens, self.block_size), self.block_size)
+        self._host.check_absent(children)
         self.catch_up()
         shared = table[: full + (filled > 0)]
         for child in children:
@@ -77,11 +79,23 @@ class Sharing:
             child.num_hashed = min(parent.num_hashed, full)
         return Grant([()] * len(children))
 
+    def rename(self, request: Request, content: Content) -> None:
+        """The tokens behind the prompt turn out to be those of another content: its full blocks are found as such."""
+        if not self.enable_caching:
+            return
+        self.catch_up()
+        first, full = request.num_prompt_tokens // self.block_size, request.num_computed_tokens // self.block_size
+        blocks = self._table(request)[first:full]
+        self.pool.uncommit(blocks)
+        self.pool.commit(blocks, content.keys(first, full, self.block_size))
+        request.num_hashed = full
+
     def swap_out(self, requests: Sequence[Request]) -> Grant | Refusal:
         """Everything the requests have computed goes to the host, what they share among themselves once.
 
         A block whose content is still to be copied by the batch that is being decided is read where it comes from.
         """
+        check_distinct(requests)
         held: dict[Request, list[int]] = {}
         for request in requests:
             num_blocks = -(-request.num_computed_tokens // self.block_size)
@@ -97,8 +111,13 @@ class Sharing:
     def swap_in(
         self, requests: Sequence[Request], num_tokens: Sequence[int], *, others_running: bool = False
     ) -> Grant | Refusal:
-        """Full blocks that the requests share are shared again; each gets a last, partly filled block of its own."""
+        """Full blocks that the requests share are shared again; each gets a last, partly filled block of its own.
+        ValueError, and no change, for fewer tokens than one has computed, or for one that is named twice."""
         size = self.block_size
+        check_distinct(requests)
+        for request, total in zip(requests, num_tokens, strict=True):
+            if total < request.num_computed_tokens:
+                raise ValueError(f"{request} has computed more than num_tokens={total}")
         hosts = [self._host.table(request) for request in requests]
         full = [request.num_computed_tokens // size for request in requests]
         needs = [-(-min(total, self._max_model_len) // size) for total in num_tokens]

@@ -129,6 +129,23 @@ class SharingActor(Actor):
         if self.can_swap:
             self.wrong(KeyError, self.pool.swap_in, [stranger], [1])
             self.wrong(KeyError, self.pool.swap_out, [*self.running[:1], stranger])
+        self.misuse_twice()
+
+    def misuse_twice(self) -> None:
+        """Sequences that are named twice, are their own children, or are in host memory."""
+        one = self.source.new_request()
+        for parent in self.running[:1] if self.can_fork else ():
+            for children in ([parent], [one, one]):
+                self.wrong(ValueError, self.pool.fork, parent, children)
+        if self.can_swap:
+            for request in self.running[:1]:
+                self.wrong(ValueError, self.pool.swap_out, [request, request])
+            for request in self.swapped[0][:1] if self.swapped else ():
+                self.wrong(ValueError, self.pool.swap_in, [request], [request.computed - 1])
+                self.wrong(ValueError, self.pool.swap_in, [request, request], [request.computed + 1] * 2)
+                self.wrong(ValueError, self.pool.admit, request, request.computed + 1)
+                for parent in self.running[:1] if self.can_fork else ():
+                    self.wrong(ValueError, self.pool.fork, parent, [request])
 
     # steps --------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ The residual stream stays in one buffer; every other result of a layer goes to a
 allocates next to nothing and addresses stay. Nothing waits for the device and no shape depends on values: a step can be
 captured in a CUDA graph. Makes no gradients.
 
+A rank of several has its part of heads, MLP and vocabulary (`engine.model.share`): what it adds to the residual stream
+is summed over the ranks, twice a layer, so that all have the same hidden states.
+
 Letters: T tokens of the batch, S rows that need logits, E hidden size, I intermediate size, V vocabulary; as in
 `engine.attention` beyond that.
 """
@@ -18,8 +21,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.attention.kv_scales import KVScales
 from engine.model.architecture import Architecture
+from engine.model.collectives import ALONE, Collectives
 from engine.model.latent_projections import buffer_sizes, project
 from engine.model.ops import Ops
+from engine.model.vocabulary import Vocabulary
 from engine.model.weights import LayerWeights, Weights
 
 _MAX_NUM_SEQS = 256
@@ -53,8 +58,10 @@ class Decoder:
         *,
         max_tokens: int,
         max_num_seqs: int | None = None,
+        ranks: Collectives = ALONE,
     ) -> None:
-        """Buffers for steps of up to `max_tokens` tokens with logits of up to `max_num_seqs` rows.
+        """Buffers for steps of up to `max_tokens` tokens with logits of up to `max_num_seqs` rows. Architecture and
+        weights are those of this rank, the vocabulary's size is the whole one's.
 
         max_num_seqs defaults to 256, or max_tokens if that is less. Buffers lie where the weights lie and have their
         type. ValueError for a limit below 1.
@@ -67,12 +74,14 @@ class Decoder:
         self.weights = weights
         self.ops = ops
         self.kv = kv
+        self.ranks = ranks
         self.max_tokens = max_tokens
         self.max_num_seqs = rows
         like = weights.embedding
         self._cos_sin = a.rope.cos_sin(a.max_model_len, a.rotary_size, like.device) if a.rope else None
         self._residual, self._normed, self._added = (like.new_empty(max_tokens, a.hidden_size) for _ in range(3))
-        self._final, self._logits = like.new_empty(rows, a.hidden_size), like.new_empty(rows, a.vocab_size)
+        self._final = like.new_empty(rows, a.hidden_size)
+        self._vocabulary = Vocabulary(a.vocab_size, like, rows, ranks)
         # A layer's attention is over before its MLP begins: both use the same memory.
         self._attention_sizes: tuple[int, ...] = (a.qkv_size, a.attention_size)
         if a.latent is not None:
@@ -106,7 +115,8 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [S, V] of chosen rows [S, E] of `forward`'s result, in the model's type, in a buffer.
+        """Logits [S, V] of chosen rows [S, E] of `forward`'s result, in the model's type, in a buffer; [S, 0] on all
+        ranks but the first.
 
         The final norm is applied here. ValueError for more than max_num_seqs rows.
         """
@@ -115,10 +125,10 @@ class Decoder:
             raise ValueError(f"logits of {num_rows} rows in a buffer for max_num_seqs={self.max_num_seqs}")
         weights = self.weights
         final = self._norm(hidden, weights.final_norm, weights.final_norm_bias, self._final[:num_rows])
-        return torch.mm(final, weights.lm_head.t(), out=self._logits[:num_rows])
+        return self._vocabulary.logits(weights.lm_head, final)
 
     def _embed(self, ids: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
-        torch.index_select(self.weights.embedding, 0, ids, out=out)
+        self._vocabulary.embed(self.weights.embedding, ids, out)
         learned = self.weights.positions
         if learned is not None:
             out.add_(learned.index_select(0, positions + self.architecture.position_offset))
@@ -143,6 +153,7 @@ class Decoder:
             q = self._rotate(number, layer, buffers[0], positions, slots)
         self.kv.attend(number, q, metadata, mixed.view(-1, a.num_heads, a.attention_size // a.num_heads))
         _linear(mixed, layer.o, layer.o_bias, out)
+        self.ranks.all_reduce(out)
 
     def _rotate(
         self, number: int, layer: LayerWeights, qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
@@ -168,6 +179,7 @@ class Decoder:
         _linear(normed, layer.gate_up, layer.gate_up_bias, gate_up)
         inner = self.ops.gate(gate_up, out=inner) if self.architecture.gated else torch.relu_(gate_up)
         _linear(inner, layer.down, layer.down_bias, out)
+        self.ranks.all_reduce(out)
 
     def _buffers(self, sizes: tuple[int, ...], num_tokens: int) -> list[torch.Tensor]:
         """Contiguous buffers [T, size], one behind the other in the scratch memory; the same ones at each call."""

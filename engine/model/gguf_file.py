@@ -80,6 +80,10 @@ class GGUFFile:
         heads = next((count for part, count in self._permuted.items() if part in name), 0)
         return _half_split(tensor, heads) if heads else tensor
 
+    def read_part(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
+        """A part along an axis, float32; the whole tensor is unpacked for it."""
+        return self.read(name).narrow(axis, start, stop - start)
+
     def _num_bytes(self, name: str, place: TensorPlace) -> int:
         """Bytes of a tensor as it is stored. ValueError for a type or row length that cannot be read."""
         where = f"{self.header.path}: tensor {name}"

@@ -15,8 +15,9 @@ from engine.model.architecture import Architecture, architecture_of, token_ids
 from engine.model.names import gguf_names, hugging_face_names
 from engine.model.random_weights import random_weights
 from engine.model.safetensors_file import PICKLES, SafetensorsFolder, refuse_pickle
+from engine.model.share import WHOLE, Share
 from engine.model.stored import load_weights
-from engine.model.weights import Weights, weights_bytes
+from engine.model.weights import Weights
 
 if TYPE_CHECKING:
     from engine.model.tokenizer import Tokenizer
@@ -47,7 +48,9 @@ class LoadedModel:
     """A model ready to run."""
 
     architecture: Architecture
+    """Of the whole model."""
     weights: Weights
+    """Of this rank."""
     tokenizer: Tokenizer | None
     """None where the source has none, or one that is not read here (a note of the provenance says so)."""
     provenance: Provenance
@@ -60,13 +63,14 @@ def load_model(
     device: torch.device | str = "cpu",
     seed: int | None = None,
     room: Room = lambda num_bytes: None,
+    share: Share = WHOLE,
 ) -> LoadedModel:
     """The model of a catalogue name, a Hugging Face folder or a .gguf file, in `dtype` (its own by default).
 
     With a seed the weights are drawn, whatever the source; a catalogue name has no others. ValueError, before anything
     large is allocated, for what is not a model, is damaged, or is one that is not computed here; its message says what
     was expected, what was found and where. `room` is told the bytes of the weights before any is made, and raises if
-    there is none.
+    there is none. Of a rank's share no more than that share is read or kept.
     """
     asked, path = str(source), Path(source)
     name, config = catalogue.entry(asked)
@@ -75,13 +79,13 @@ def load_model(
             raise ValueError(
                 f"{name}: the catalogue has no weights; give a seed for random ones, or a folder with them"
             )
-        return _random(architecture_of(config, name), asked, None, dtype, device, seed, room)
+        return _random(architecture_of(config, name), asked, None, dtype, device, seed, room, share)
     if path.suffix in PICKLES and path.is_file():
         raise refuse_pickle(path)
     if path.suffix == ".gguf":
-        return _gguf(path, asked, dtype, device, seed, room)
+        return _gguf(path, asked, dtype, device, seed, room, share)
     if path.is_dir():
-        return _folder(path, asked, dtype, device, seed, room)
+        return _folder(path, asked, dtype, device, seed, room, share)
     raise unknown_model(asked, catalogue.model_names(), "a folder with config.json or a .gguf file")
 
 
@@ -93,15 +97,23 @@ def _random(
     device: torch.device | str,
     seed: int,
     room: Room,
+    share: Share,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
-    room(weights_bytes(architecture, dtype or architecture.torch_dtype))
-    weights = random_weights(architecture, seed=seed, dtype=dtype, device=device)
+    share.check(architecture)
+    room(share.weights_bytes(architecture, dtype or architecture.torch_dtype))
+    weights = random_weights(architecture, seed=seed, dtype=dtype, device=device, share=share)
     return LoadedModel(architecture, weights, tokenizer, Provenance(asked, "random", seed=seed, notes=notes))
 
 
 def _folder(
-    folder: Path, asked: str, dtype: torch.dtype | None, device: torch.device | str, seed: int | None, room: Room
+    folder: Path,
+    asked: str,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    seed: int | None,
+    room: Room,
+    share: Share,
 ) -> LoadedModel:
     from engine.model.tokenizer import tokenizer_of_folder
 
@@ -111,12 +123,11 @@ def _folder(
     architecture = _with_generation_config(architecture_of(catalogue.read_json(path), str(path)), folder)
     tokenizer, notes = tokenizer_of_folder(folder)
     if seed is not None:
-        return _random(architecture, asked, tokenizer, dtype, device, seed, room, notes)
-    stored = SafetensorsFolder(folder)
-    room(weights_bytes(architecture, dtype or architecture.torch_dtype))
-    weights = load_weights(
-        architecture, hugging_face_names, stored, dtype=dtype or architecture.torch_dtype, device=device
-    )
+        return _random(architecture, asked, tokenizer, dtype, device, seed, room, share, notes)
+    stored, dtype = SafetensorsFolder(folder), dtype or architecture.torch_dtype
+    share.check(architecture)
+    room(share.weights_bytes(architecture, dtype))
+    weights = load_weights(architecture, hugging_face_names, stored, dtype=dtype, device=device, share=share)
     return LoadedModel(
         architecture, weights, tokenizer, Provenance(asked, "safetensors", _sizes(stored.files), notes=notes)
     )
@@ -133,7 +144,13 @@ def _with_generation_config(architecture: Architecture, folder: Path) -> Archite
 
 
 def _gguf(
-    path: Path, asked: str, dtype: torch.dtype | None, device: torch.device | str, seed: int | None, room: Room
+    path: Path,
+    asked: str,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    seed: int | None,
+    room: Room,
+    share: Share,
 ) -> LoadedModel:
     from engine.model.gguf_file import GGUFFile
     from engine.model.gguf_tokenizer import tokenizer_of_gguf
@@ -144,9 +161,11 @@ def _gguf(
     architecture = stored.architecture
     tokenizer, notes = tokenizer_of_gguf(stored.header)
     if seed is not None:
-        return _random(architecture, asked, tokenizer, dtype, device, seed, room, notes)
-    room(weights_bytes(architecture, dtype or architecture.torch_dtype))
-    weights = load_weights(architecture, gguf_names, stored, dtype=dtype or architecture.torch_dtype, device=device)
+        return _random(architecture, asked, tokenizer, dtype, device, seed, room, share, notes)
+    dtype = dtype or architecture.torch_dtype
+    share.check(architecture)
+    room(share.weights_bytes(architecture, dtype))
+    weights = load_weights(architecture, gguf_names, stored, dtype=dtype, device=device, share=share)
     return LoadedModel(architecture, weights, tokenizer, Provenance(asked, "gguf", _sizes((path,)), notes=notes))
 
 

@@ -69,11 +69,20 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as it is stored."""
-        stored = name.removeprefix(self._prefix) if self._whole(name.removeprefix(self._prefix)) == name else name
-        path = self._files[stored]
-        with safe_open(path, framework="pt", device="cpu") as file:
+        stored = self._stored(name)
+        with safe_open(self._files[stored], framework="pt", device="cpu") as file:
             tensor: torch.Tensor = file.get_tensor(stored)
         return tensor
+
+    def read_part(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
+        """A part along an axis; of the first no other bytes are read."""
+        stored = self._stored(name)
+        with safe_open(self._files[stored], framework="pt", device="cpu") as file:
+            part: torch.Tensor = file.get_slice(stored)[(slice(None),) * axis + (slice(start, stop),)]
+        return part
+
+    def _stored(self, name: str) -> str:
+        return name.removeprefix(self._prefix) if self._whole(name.removeprefix(self._prefix)) == name else name
 
     def _whole(self, name: str) -> str:
         return name if name.startswith("lm_head.") else self._prefix + name

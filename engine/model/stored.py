@@ -14,6 +14,7 @@ import torch
 from engine.attention.checks import shown
 from engine.model.architecture import Architecture
 from engine.model.names import Naming, rows_of
+from engine.model.share import WHOLE, Placement, Share
 from engine.model.weights import Shape, Weights, build_weights, layer_shapes, top_shapes
 
 _LISTED = 3
@@ -36,11 +37,21 @@ class StoredTensors(Protocol):
         """One tensor, on the CPU, in the type in which it is stored."""
         ...
 
+    def read_part(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
+        """A part of one tensor, along an axis."""
+        ...
+
 
 def load_weights(
-    a: Architecture, naming: Naming, stored: StoredTensors, *, dtype: torch.dtype, device: torch.device | str
+    a: Architecture,
+    naming: Naming,
+    stored: StoredTensors,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    share: Share = WHOLE,
 ) -> Weights:
-    """All weights, in that type and on that device.
+    """All weights of a rank's share, in that type and on that device; no others are read.
 
     ValueError, before anything is read, for weights that are missing, of another shape, or unknown to the architecture:
     a bias that nobody adds would go unnoticed.
@@ -48,14 +59,32 @@ def load_weights(
     _check(a, naming, stored)
 
     def make(layer: int | None, field: str, shape: Shape) -> torch.Tensor:
-        tensor = torch.empty(shape, dtype=dtype, device=device)
-        start = 0
-        for rows, name in zip(rows_of(a, field, shape), naming(a, layer, field), strict=True):
-            tensor[start : start + rows].copy_(stored.read(name))
-            start += rows
+        placement = share.placement(a, field, shape)
+        tensor = torch.zeros(placement.shape(shape), dtype=dtype, device=device)
+        at = 0
+        for name, axis, start, stop in _parts(placement, naming(a, layer, field), rows_of(a, field, shape), shape):
+            whole = start == 0 and stop == stored.shapes()[name][axis]
+            values = stored.read(name) if whole else stored.read_part(name, axis, start, stop)
+            tensor.narrow(axis, at, stop - start).copy_(values)
+            at += stop - start
         return tensor
 
     return build_weights(a, make)
+
+
+def _parts(
+    placement: Placement, names: tuple[str, ...], rows: tuple[int, ...], shape: Shape
+) -> Iterator[tuple[str, int, int, int]]:
+    """(stored name, axis, start, stop) of what a rank keeps of a field, in the order of its tensor."""
+    axis = placement.axis
+    lengths = rows if axis == 0 else (shape[axis],)
+    for first, last in placement.ranges:
+        base = 0
+        for name, length in zip(names, lengths, strict=True):
+            start, stop = max(first, base), min(last, base + length)
+            if start < stop:
+                yield name, axis, start - base, stop - base
+            base += length
 
 
 def _expected(a: Architecture, naming: Naming) -> Iterator[tuple[str, Shape]]:

@@ -7,7 +7,6 @@ vocabulary; of latent attention Q q_lora_rank, R kv_lora_rank, N qk_nope_head_di
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
@@ -135,13 +134,6 @@ def top_shapes(a: Architecture) -> dict[str, Shape]:
     if a.norm == "layer":
         shapes["final_norm_bias"] = (a.hidden_size,)
     return shapes
-
-
-def weights_bytes(a: Architecture, dtype: torch.dtype) -> int:
-    """Of all tensors in `dtype`, before any is made."""
-    top, layers = top_shapes(a), layer_shapes(a)
-    count = sum(map(math.prod, top.values())) + a.num_layers * sum(map(math.prod, layers.values()))
-    return count * dtype.itemsize
 
 
 def build_weights(a: Architecture, make: Callable[[int | None, str, Shape], torch.Tensor]) -> Weights:

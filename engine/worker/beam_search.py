@@ -7,15 +7,19 @@ continuation of T tokens scores sum / T ** length_penalty. The device computes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Float32s = npt.NDArray[np.float32]
 Int64s = npt.NDArray[np.int64]
+MOST_PENALTY: Final = 1000
+MOST_LOG_SCALE: Final = math.log(1e30)
+"""Of what a sum of log-probabilities is divided by, so that scores stay within float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,15 @@ class BeamParams:
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(f"early_stopping: expected True, False or 'never', got {self.early_stopping!r}")
         penalty: object = self.length_penalty
-        if not isinstance(penalty, int | float) or not np.isfinite(penalty):
-            raise ValueError(f"length_penalty: expected a number, got {penalty!r}")
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not abs(penalty) <= MOST_PENALTY:
+            raise ValueError(
+                f"length_penalty: expected a number from -{MOST_PENALTY} to {MOST_PENALTY}, got {penalty!r}"
+            )
+        if abs(penalty) * math.log(max(self.max_tokens, 1)) > MOST_LOG_SCALE:
+            raise ValueError(
+                f"length_penalty: {self.max_tokens} tokens ** {penalty:g} leave the range of scores; with so many "
+                f"tokens at most {MOST_LOG_SCALE / math.log(self.max_tokens):.3g} either way"
+            )
 
     @property
     def num_candidates(self) -> int:

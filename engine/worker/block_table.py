@@ -8,6 +8,7 @@ uploaded, so that a step's cost does not depend on how long a sequence may becom
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,17 @@ PAIRS_AT_ONCE = 1 << 16
 """(index, block id) pairs of one upload; more go in several rounds."""
 FEW_PAIRS = 512
 """Pairs, at least, that travel with a step's graph."""
+
+
+class Entries(NamedTuple):
+    """Entries of a block table that its device lacks."""
+
+    indices: Int64s
+    """In the flat table."""
+    blocks: npt.NDArray[np.int32]
+
+
+NO_ENTRIES = Entries(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class BlockTable:
@@ -134,33 +146,38 @@ class BlockTable:
         First in the preparation of a step, so that the copies overlap the rest of it. Asynchronous: the caller waits
         for the step before it commits again. Rows from num_rows on are left as they are, on both sides.
         """
-        indices = self._due(num_rows)
-        flat = self.cpu.reshape(-1)
+        return self._send(self.due(num_rows))
+
+    def _send(self, entries: Entries) -> int:
+        indices, blocks = entries
         for start in range(0, len(indices), PAIRS_AT_ONCE):
             if start and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # the staging buffer is still being read
-            part = indices[start : start + PAIRS_AT_ONCE]
-            self._upload(part, flat[part])
+            part = slice(start, start + PAIRS_AT_ONCE)
+            self._upload(indices[part], blocks[part])
         self.num_uploaded += len(indices)
         return len(indices)
 
     def stage(self, num_rows: int) -> int:
-        """As `commit`, but what is to be sent only waits on the host for `send_staged`, which a CUDA graph may hold.
+        """As `commit`, but what is to be sent only waits on the host for `send_staged`, which a CUDA graph may hold."""
+        return self.stage_entries(self.due(num_rows))
 
-        More than a graph has room for is committed at once instead.
-        """
-        staged = self._staged.numpy()
-        count = sum(int(self.num_blocks[row]) - start for row, start in self._behind.items() if row < num_rows)
+    def stage_entries(self, entries: Entries) -> int:
+        """`stage` of what is due. More than a graph has room for is sent at once instead."""
+        staged, count = self._staged.numpy(), len(entries.indices)
         if count > self._few:
             staged[0] = 0
-            return self.commit(num_rows)
+            return self._send(entries)
         staged[0] = count
         if count:
-            indices = self._due(num_rows)
-            staged[HEAD : HEAD + count] = indices
-            staged[HEAD + self._few : HEAD + self._few + count] = self.cpu.reshape(-1)[indices]
+            staged[HEAD : HEAD + count] = entries.indices
+            staged[HEAD + self._few : HEAD + self._few + count] = entries.blocks
             self.num_uploaded += count
         return count
+
+    def take(self, entries: Entries) -> None:
+        """Into the CPU array, where another table has these entries; rows and their counts are that one's."""
+        self.cpu.reshape(-1)[entries.indices] = entries.blocks
 
     def send_staged(self) -> None:
         """Brings the device up to date with what was staged last. Commands only: captured, it is replayed with what is
@@ -169,14 +186,17 @@ class BlockTable:
             self._arrived.copy_(self._staged, non_blocking=True)
         scatter_counted(self.gpu.view(-1), self._arrived)
 
-    def _due(self, num_rows: int) -> Int64s:
-        """Flat indices of the entries of rows 0 to num_rows - 1 that the device lacks; from now on it has them."""
+    def due(self, num_rows: int) -> Entries:
+        """The entries of rows 0 to num_rows - 1 that the device lacks; whoever asks sends them."""
         due = [(row, start) for row, start in self._behind.items() if row < num_rows]
+        if not due:
+            return NO_ENTRIES
         for row, _ in due:
             del self._behind[row]
         rows = np.array([row for row, _ in due], np.int64)
         starts = np.array([start for _, start in due], np.int64)
-        return _ranges(rows * self.max_blocks + starts, self.num_blocks[rows] - starts)
+        indices = _ranges(rows * self.max_blocks + starts, self.num_blocks[rows] - starts)
+        return Entries(indices, self.cpu.reshape(-1)[indices])
 
     def _upload(self, indices: Int64s, blocks: npt.NDArray[np.int32]) -> None:
         count = len(indices)

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.worker.limits import Limits
+
 DEFAULT_UTILIZATION = 0.92
 """Fraction of the device's memory that weights, activations, graphs and KV may take together (vLLM's default)."""
+CPU_KV_BYTES = 4 << 30
+"""What K and V take on a CPU at most, where nobody says (vLLM's default there)."""
 
 
 class EngineError(ValueError):
@@ -59,6 +63,12 @@ def kv_budget(device: torch.device, block_bytes: int, utilization: float, limit_
             "max_num_batched_tokens, or a device with more memory"
         )
     return KVBudget(total, utilization, used, limit_bytes, left, block_bytes, blocks)
+
+
+def most_on_cpu(limits: Limits, block_size: int, block_bytes: int) -> int:
+    """Blocks for requests on a CPU, whose memory is everybody's: what all rows can use at once, within a limit."""
+    most = limits.max_num_seqs * -(-limits.max_model_len // block_size)
+    return min(most, max(CPU_KV_BYTES // block_bytes, 1))
 
 
 def check_fits(device: torch.device, num_blocks: int, block_bytes: int, limit_bytes: int | None) -> None:

@@ -11,10 +11,13 @@ import torch
 class CapturedSteps:
     """Graphs by key, all in one pool of memory. Without capture every run issues its commands anew, on any device."""
 
-    def __init__(self, issue: Callable[..., torch.Tensor], *, graphs: bool) -> None:
-        """`issue(*key)` issues a step's commands and returns what stays where it is from run to run."""
+    def __init__(self, issue: Callable[..., torch.Tensor], *, graphs: bool, collectives: bool = False) -> None:
+        """`issue(*key)` issues a step's commands and returns what stays where it is from run to run. `collectives`: it
+        waits for other ranks, too."""
         self._issue = issue
         self.captures = graphs
+        # Threads of torch that watch over collectives ask for events meanwhile: none of the capture's business.
+        self._mode = "thread_local" if collectives else "global"
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
 
@@ -37,7 +40,7 @@ class CapturedSteps:
         collecting = gc.isenabled()
         gc.disable()  # what the collector finds now, graphs of an engine before, must not be freed during a capture
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=self._mode):
                 result = self._issue(*key)
         finally:
             if collecting:

@@ -58,7 +58,7 @@ class DecodeStep:
         self.sampled = torch.zeros(rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         """The step's tokens on the host, by row, once the step has been waited for."""
         self.buckets = buckets(rows)
-        self.steps = CapturedSteps(self._issue, graphs=graphs)
+        self.steps = CapturedSteps(self._issue, graphs=graphs, collectives=decoder.ranks.size > 1)
 
     def bucket(self, num_rows: int) -> int:
         """The smallest batch size that holds so many rows."""
@@ -109,6 +109,9 @@ class DecodeStep:
         )
         hidden = self._decoder.forward(ids, positions, slots, step)
         logits = self._decoder.logits(hidden)
-        sample_tokens(logits, self._sampling.rows(size), positions, last_tokens[:size], filtered=filtered)
+        ranks = self._decoder.ranks
+        if ranks.rank == 0:
+            sample_tokens(logits, self._sampling.rows(size), positions, last_tokens[:size], filtered=filtered)
+        ranks.broadcast(last_tokens[:size])  # each device goes on from its own record
         self.sampled[:size].copy_(last_tokens[:size], non_blocking=True)
         return logits

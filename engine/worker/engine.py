@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,11 +14,14 @@ import torch
 from engine.attention.backend import AttentionBackend
 from engine.attention.layouts import KVLayout
 from engine.core import catalogue
+from engine.core.kv_spec import KVSpec
 from engine.core.suggestion import unknown_name
+from engine.model.collectives import ALONE, Collectives
 from engine.model.decoder import Decoder
 from engine.model.latent_projections import up_projections
 from engine.model.load import load_model
 from engine.model.ops import Ops, TorchOps
+from engine.model.share import WHOLE, Share
 from engine.versions import driver_version, version_of
 from engine.worker.backend_choice import backend_of, keeps_latents, never_waits
 from engine.worker.budget import (
@@ -30,10 +33,13 @@ from engine.worker.budget import (
     check_weights,
     kv_budget,
 )
+from engine.worker.engine_config import MOST_SEQS, MOST_TOKENS, EngineConfig, dtype_of
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.kv_storage import storage_of
+from engine.worker.lead import LONE, Lead
 from engine.worker.limits import Limits
+from engine.worker.pool_shape import PoolShape
 from engine.worker.ran import RowSampling
 from engine.worker.shared_prefix import SharingRule
 from engine.worker.warm_up import warm_up as run_warm_up
@@ -43,58 +49,25 @@ if TYPE_CHECKING:
     from engine.core.request import Request
     from engine.worker.beam_search import BeamParams
 
-MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 20
-"""Rows and tokens of a step that buffers are made for at most."""
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+__all__ = ["DeviceUnavailable", "Engine", "EngineConfig", "backend_of", "device_of", "layout_of"]
 
 
 class DeviceUnavailable(RuntimeError):  # noqa: N818
     """The device that was asked for is not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What an engine is made from; nothing here depends on an allocator."""
-
-    model: str
-    """Catalogue name (random weights), Hugging Face folder, or .gguf file."""
-    device: str = "cpu"
-    """cpu or cuda."""
-    dtype: str = "auto"
-    """float32, float16 or bfloat16; auto: float32 on a CPU, the model's own on a GPU."""
-    attention: str = "auto"
-    """An attention backend that keeps what the model caches, K and V or latents; auto: torch's on a CPU (`reference`,
-    `reference-mla`), Triton's on a GPU."""
-    layout: str | None = None
-    """KV layout by name (kv-first, block-first, interleaved, latent); None: the backend's own."""
-    weights_seed: int | None = None
-    """Of random weights, whatever the model; None: its own weights, or seed 0 for a catalogue name, which has none."""
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int | None = None
-    """None: the model's."""
-    graphs: bool = True
-    """Decode steps as CUDA graphs, on a GPU."""
-    shared_prefix_kernel: bool = True
-    """Decodes take what their block tables have in common once for all rows, where that is long enough to pay."""
-    kv_cache_dtype: str = "auto"
-    """What K and V are stored in: auto, the model's type, or fp8_e4m3, also called fp8."""
-    kv_scales: str = "unit"
-    """Of FP8: unit, per-head, per-tensor, or a JSON file; see `engine.worker.kv_storage`."""
-    kv_limit_bytes: int | None = None
-    """The most that K and V may take; None: what is free on the device."""
-
-
 class Engine:
     """Weights and their device. It holds the memory of one executor: making another drops the one before."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    ranks: Collectives = ALONE
+
+    def __init__(self, config: EngineConfig, share: Share = WHOLE) -> None:
         """Loads the weights. DeviceUnavailable without the device; EngineError or ValueError for what cannot be."""
-        self.config = config
+        self.config, self.share = config, share
         self.device = device_of(config.device)
         self.backend = backend_of(config.attention, self.device, latent=keeps_latents(config.model))
         self.layout = layout_of(config.layout, self.backend)
-        dtype = None if config.dtype == "auto" else _dtype_of(config.dtype)
+        dtype = None if config.dtype == "auto" else dtype_of(config.dtype)
         if dtype is None and self.device.type == "cpu":
             dtype = torch.float32
         seed = config.weights_seed
@@ -103,12 +76,17 @@ class Engine:
         if seed is None and catalogue.entry(config.model)[1] is not None:
             seed = 0
         room = partial(check_weights, self.device, config.model)
-        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room)
+        self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room, share=share)
         self.architecture = self.model.architecture
         self.dtype: torch.dtype = self.model.weights.embedding.dtype
         self.storage = storage_of(config, self.architecture, self.backend, self.dtype, self.device)
         self.limits = self._limits()
-        self.executor_in_use: ModelExecutor | None = None
+        self._kept: list[ModelExecutor] = []
+
+    @property
+    def executor_in_use(self) -> ModelExecutor | None:
+        """The one whose memory is there."""
+        return self._kept[0] if self._kept else None
 
     def _limits(self) -> Limits:
         config, own = self.config, self.architecture.max_model_len
@@ -122,26 +100,46 @@ class Engine:
 
     # KV memory ----------------------------------------------------------------------------------------------------
 
+    @property
+    def kv_spec(self) -> KVSpec:
+        """K and V of the model over its ranks."""
+        return self.architecture.kv_spec(self.storage.dtype, self.share.size)
+
     def block_bytes(self, block_size: int) -> int:
-        """K and V, or the latents, of one block, all layers."""
-        return self.architecture.kv_spec(self.storage.dtype).block_bytes(block_size)
+        """K and V, or the latents, of one block on one rank, all layers."""
+        return self.kv_spec.block_bytes(block_size)
 
     def budget(self, block_size: int, *, utilization: float = DEFAULT_UTILIZATION) -> KVBudget:
         """How much is left for KV, measured: the largest batch is run and the graphs are captured over a tiny pool.
 
         EngineError if not one block is.
         """
-        self.release()
-        executor = self._assemble(_TinyPool(block_size), "paged")
-        if self.device.type == "cuda":
-            run_warm_up(executor)
-        return kv_budget(self.device, self.block_bytes(block_size), utilization, self.config.kv_limit_bytes)
+        self._release()
+        executor = self._assemble(PoolShape(block_size), "paged")
+        try:
+            if self.device.type == "cuda":
+                run_warm_up(executor)
+            return kv_budget(self.device, self.block_bytes(block_size), utilization, self._kv_limit)
+        finally:
+            executor.close()
+
+    @property
+    def _kv_limit(self) -> int | None:
+        limit = self.config.kv_limit_bytes
+        return limit[self.share.rank] if isinstance(limit, tuple) else limit
 
     def release(self) -> None:
         """Takes the KV memory of the executor in use back, whoever holds that executor."""
-        if self.executor_in_use is not None:
-            self.executor_in_use.close()
-        self.executor_in_use = None
+        self._release()
+
+    def close(self) -> None:
+        """Gives the KV memory back; of several ranks, ends the others too, and nothing can be run any more."""
+        self._release()
+
+    def _release(self) -> None:
+        for executor in self._kept:
+            executor.close()
+        self._kept.clear()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -156,6 +154,7 @@ class Engine:
         stops: Callable[[Request, Sequence[int]], bool] | None = None,
         beams: Callable[[Request], BeamParams] | None = None,
         watch: Callable[[list[Request], torch.Tensor], None] | None = None,
+        lead: Lead = LONE,
     ) -> ModelExecutor:
         """An executor over this allocator's blocks; see `ModelExecutor` for the callables.
 
@@ -163,27 +162,35 @@ class Engine:
         adjacent. `warm_up`: compiles and captures before the first step (on a GPU). EngineError, before anything is
         allocated, for a pool that does not fit or a block size that the attention backend does not take.
         """
+        self.check_pool(allocator, kernel)
+        made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, beams=beams, watch=watch, lead=lead)
+        self._kept.append(made)
+        if warm_up and self.device.type == "cuda":
+            run_warm_up(made)
+        return made
+
+    def check_pool(self, allocator: Any, kernel: Kernel) -> None:
+        """Releases the memory in use. EngineError for a pool that has no room then, or a kernel that cannot read it."""
         if kernel not in get_args(Kernel):
             raise unknown_name("kernel", kernel, get_args(Kernel))
         if kernel == "contiguous" and not getattr(allocator, "contiguous", False):
             raise EngineError("kernel contiguous: this allocator's blocks are not adjacent: use the paged kernel")
         size = allocator.block_size
         self.backend.check_block_size(size)
-        self.release()
-        check_fits(self.device, allocator.num_blocks, self.block_bytes(size), self.config.kv_limit_bytes)
+        self._release()
+        check_fits(self.device, self._kv_blocks(allocator), self.block_bytes(size), self._kv_limit)
         check_host_fits(getattr(allocator, "host_blocks", 0), self.block_bytes(size))
-        made = self._assemble(allocator, kernel, sampling=sampling, stops=stops, beams=beams, watch=watch)
-        if warm_up and self.device.type == "cuda":
-            run_warm_up(made)
-        self.executor_in_use = made
-        return made
+
+    def _kv_blocks(self, allocator: Any) -> int:
+        """Blocks of this rank's KV tensors, at least as many as the allocator has."""
+        return int(allocator.num_blocks)
 
     def _assemble(self, allocator: Any, kernel: Kernel, **options: Any) -> ModelExecutor:
-        shape = self.architecture
+        shape = self.share.architecture(self.architecture)
         kv = KVMemory(
             self.backend,
             [shape.layer_config(layer) for layer in range(shape.num_layers)],
-            num_blocks=allocator.num_blocks,
+            num_blocks=self._kv_blocks(allocator),
             block_size=allocator.block_size,
             dtype=self.storage.dtype,
             device=self.device,
@@ -194,9 +201,9 @@ class Engine:
             scales=self.storage.scales,
         )
         tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs)
-        decoder = Decoder(
-            shape, self.model.weights, self.ops(), kv, max_tokens=tokens, max_num_seqs=self.limits.max_num_seqs
-        )
+        rows = self.limits.max_num_seqs
+        weights, ops, ranks = self.model.weights, self.ops(), self.ranks
+        decoder = Decoder(shape, weights, ops, kv, max_tokens=tokens, max_num_seqs=rows, ranks=ranks)
         sharing = self._sharing(allocator, kernel)
         return ModelExecutor(decoder, kv, allocator, self.limits, graphs=self.graphs, sharing=sharing, **options)
 
@@ -241,23 +248,13 @@ class Engine:
             "layout": self.layout.value,
             **self.storage.provenance,
             "graphs": self.graphs,
+            "tensor_parallel_size": self.share.size,
             "shared_prefix_kernel": self.config.shared_prefix_kernel and self.backend.capabilities().shared_prefixes,
             "max_num_seqs": self.limits.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,
             "max_model_len": self.limits.max_model_len,
             "weights": asdict(self.model.provenance),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _TinyPool:
-    """Stands for an allocator where only buffers are measured."""
-
-    block_size: int
-    num_blocks: int = 2
-    growth_tokens: int = 0
-    enable_caching: bool = True
-    """The graphs of steps that share prefixes take memory, too."""
 
 
 def device_of(name: str) -> torch.device:
@@ -280,9 +277,3 @@ def layout_of(name: str | None, backend: type[AttentionBackend]) -> KVLayout:
     if name not in known:
         raise unknown_name("KV layout", name, known)
     return backend.pick_layout(known[name])
-
-
-def _dtype_of(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise unknown_name("dtype", name, ("auto", *DTYPES))
-    return DTYPES[name]

@@ -15,15 +15,15 @@ import torch
 
 from engine.core.batch import StepResult
 from engine.worker.arrangement import Arrangement
-from engine.worker.block_table import BlockTable
-from engine.worker.decode_step import DecodeStep
+from engine.worker.lead import LONE, Lead
 from engine.worker.limits import Limits
-from engine.worker.mixed_step import MixedInputs, MixedStep
+from engine.worker.mixed_step import MixedInputs
+from engine.worker.order import DecodeArguments, Moves, Order
 from engine.worker.ran import SAMPLING_DTYPES, Ran, RowSampling
 from engine.worker.sequences import Sequences
 from engine.worker.shared_prefix import SharedRows, SharingRule
-from engine.worker.staging import RowState
 from engine.worker.step_clock import PS_PER_NS, DeviceClock, HostClock, StepTime
+from engine.worker.step_runner import StepRunner
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -70,26 +70,25 @@ class ModelExecutor:
         beams: Callable[[Request], BeamParams] | None = None,
         watch: Callable[[list[Request], torch.Tensor], None] | None = None,
         sharing: SharingRule | None = None,
+        lead: Lead = LONE,
     ) -> None:
         """`sampling` is asked once a sequence; None: greedy. `stops` is asked with a sequence's outputs after every
         sampled token, `beams` once a search: what is searched for; None: beams of their forced length. `watch` is given
         each step's logits [N, V] with the requests that they belong to, for tests. `padded`: mixed steps have the sizes
         that graphs have; None: on a device they do. `sharing`: when decodes take what rows have in common once for all
-        of them; None: never."""
-        device = kv.caches[0].device
-        size = allocator.block_size
-        self.kv = kv
-        self.table = BlockTable(limits.max_num_seqs, -(-limits.max_model_len // size), size, device)
-        self.rows = Arrangement(self.table, allocator)
-        self.state = RowState(limits.max_num_seqs, device)
-        self.sharing = SharedRows(sharing, self.table, self.state)
-        self.decode = DecodeStep(decoder, self.table, self.state, max_model_len=limits.max_model_len, graphs=graphs)
-        on_device = device.type == "cuda"
+        of them; None: never. `lead`: of several ranks, which run the same steps."""
+        on_device = kv.caches[0].device.type == "cuda"
         padded = on_device if padded is None else padded
-        self.mixed = MixedStep(decoder, self.table, limits, padded=padded, graphs=graphs)
+        self.kv = kv
+        self.runner = StepRunner(decoder, kv, limits, graphs=graphs, padded=padded)
+        self.table, self.state = self.runner.table, self.runner.state
+        self.decode, self.mixed = self.runner.decode, self.runner.mixed
+        self.rows = Arrangement(self.table, allocator)
+        self.sharing = SharedRows(sharing, self.table, self.state)
+        self._lead = lead
         self.sequences = Sequences(decoder.architecture.vocab_size, sampling, stops, beams)
         self._watch = watch
-        self._clock: HostClock | DeviceClock = DeviceClock() if on_device else HostClock()
+        self._clock: HostClock | DeviceClock = DeviceClock(lead.wait_for) if on_device else HostClock()
         self._fresh = False
         """Whether the device's record of rows is the host's."""
         self._steady: Ran | None = None
@@ -109,11 +108,10 @@ class ModelExecutor:
             raise RuntimeError("this executor's KV memory was given back: its engine has made another one since")
         began = time.perf_counter_ns()
         self._arrange(batch)
-        self._clock.start()
-        self.kv.move_blocks(batch)
-        self.table.stage(self.rows.num_decodes + len(batch.chunks))
-        ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
-        self._clock.launched()
+        with self._lead.guard():
+            self._clock.start()
+            ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
+            self._clock.launched()
         return RunningStep(self, batch, ran, (time.perf_counter_ns() - began) * PS_PER_NS)
 
     @property
@@ -128,13 +126,13 @@ class ModelExecutor:
 
     def close(self) -> None:
         """Gives K and V and the graphs over them back, whoever still holds the executor; it runs nothing any more."""
-        self.kv.release()
-        self.decode.steps.forget()
-        self.mixed.steps.forget()
+        self.runner.close()
 
     def finish(self, batch: Batch, ran: Ran, host_ps: int) -> StepResult:
         """Waits for the step that was launched; its duration is measured (see `StepTime`)."""
-        duration, device = self._clock.wait()
+        with self._lead.guard():
+            duration, device = self._clock.wait()
+        self._lead.check()
         decodes = self.rows.num_decodes
         new_tokens = batch.num_new_tokens - decodes
         attended = batch.num_context_tokens + batch.num_new_tokens, *batch.attended()
@@ -162,11 +160,12 @@ class ModelExecutor:
 
     def _decode(self, batch: Batch) -> Ran:
         """All rows decode."""
-        if not self._fresh:
+        behind = not self._fresh
+        if behind:
             self._record(self.rows.decodes(), batch.clock)
         ran = self._steady
         assert ran is not None
-        logits = self.decode.run(len(ran.requests), filtered=ran.filtered, shared=bool(self.sharing))
+        logits = self._run(batch, DecodeArguments(len(ran.requests), ran.filtered, bool(self.sharing)), record=behind)
         if ran.beams:
             self.sequences.searches.score(ran.requests, logits)
         if self._watch is not None:
@@ -183,7 +182,6 @@ class ModelExecutor:
             for name, values in zip(SAMPLING_DTYPES, self.sequences.columns(requests), strict=True):
                 cpu[name][:count] = values
         self.sharing.look(count)
-        self.state.upload()
         self._fresh = True
         self._steady = self.sequences.ran(requests, self.decode.sampled)
 
@@ -211,7 +209,7 @@ class ModelExecutor:
             sampling=sequences.columns(sampling),
             filtered=sequences.filtered(sampling),
         )
-        logits = self.mixed.run(inputs)
+        logits = self._run(batch, inputs)
         self._fresh = False  # lengths went on without the device's record
         ran = sequences.ran(sampling, self.mixed.sampled)
         if ran.beams:
@@ -219,6 +217,13 @@ class ModelExecutor:
         if self._watch is not None and sampling:
             self._watch(sampling, logits)
         return ran
+
+    def _run(self, batch: Batch, step: DecodeArguments | MixedInputs, *, record: bool = False) -> torch.Tensor:
+        """Launches it here, and on the other ranks; `record`: the device's record of rows is not good any more."""
+        moves = Moves(batch.to_host, batch.to_device, batch.copies)
+        entries = self.table.due(self.rows.num_decodes + len(batch.chunks))
+        packed = self.state.packed() if record else None
+        return self._lead.run(Order(moves, entries, packed, step), self.runner.run)
 
     # after the step -----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from engine.worker.backend_choice import never_waits
 from engine.worker.host_memory import HostMemory, on
 
 if TYPE_CHECKING:
-    from engine.core.batch import Batch
+    from engine.worker.order import Moves
 
 Kernel = Literal["paged", "contiguous"]
 
@@ -151,16 +151,16 @@ class KVMemory:
             step.plans[kind] = kind.of(step)
         return step.plans[kind]
 
-    def move_blocks(self, batch: Batch) -> None:
+    def move_blocks(self, moves: Moves) -> None:
         """What a batch asks for before it computes: swaps out, then swaps in, then copies. Commands only, in stream
         order: blocks that were swapped out may be written at once."""
-        if batch.to_host or batch.to_device:
+        if moves.to_host or moves.to_device:
             if self.host is None:
                 raise ValueError("a batch swaps blocks, and this KV memory was made with host_blocks=0")
-            self.host.store(batch.to_host)
-            self.host.load(batch.to_device)
-        if batch.copies:
-            self.copy_blocks(batch.copies)
+            self.host.store(moves.to_host)
+            self.host.load(moves.to_device)
+        if moves.copies:
+            self.copy_blocks(moves.copies)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, target) in every layer; all sources are read before any target is written."""

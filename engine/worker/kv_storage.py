@@ -90,6 +90,10 @@ def storage_of(
         )
     if FP8 not in backend.capabilities().kv_dtypes:
         raise EngineError(f"kv_cache_dtype: attention backend {backend.get_name()} keeps no FP8: {_instead(backend)}")
+    if source != "unit" and config.tensor_parallel_size > 1:
+        raise EngineError(
+            f"kv_scales={source}: several ranks keep FP8 by unit scales only: say unit, or tensor_parallel_size=1"
+        )
     heads, layers = architecture.num_kv_heads, architecture.num_layers
     if source == "unit" or source in FITTED:
         scales = [KVScales.of(1.0, 1.0, heads, device) for _ in range(layers)]

@@ -89,7 +89,7 @@ class MixedStep:
         self.sampled = torch.zeros(rows, dtype=torch.int32, pin_memory=table.device.type == "cuda")
         """The step's tokens on the host, in the order of `sampled_rows`, once the step has been waited for."""
         self.buckets = buckets(limits.max_num_batched_tokens)
-        self.steps = CapturedSteps(self._issue, graphs=graphs)
+        self.steps = CapturedSteps(self._issue, graphs=graphs, collectives=decoder.ranks.size > 1)
         self._views: list[torch.Tensor] = []
 
     def capture_all(self) -> None:
@@ -175,6 +175,8 @@ class MixedStep:
         if not sizes.samples:
             return hidden[:0]
         logits = self._decoder.logits(hidden.index_select(0, last))
+        if self._decoder.ranks.rank:
+            return logits  # rank 0 samples, and says what came of it in the next record
         out = self._tokens_out[: sizes.samples]
         sample_tokens(logits, SamplingTensors(*sampling), after, out, filtered=sizes.filtered)
         self.sampled[: sizes.samples].copy_(out, non_blocking=True)

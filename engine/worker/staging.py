@@ -104,3 +104,11 @@ class RowState:
     def upload(self) -> None:
         """Sends all fields; the caller waits for the step before it changes them again."""
         self._bytes.upload(len(self._bytes.host))
+
+    def packed(self) -> bytes:
+        """All fields of the host, for another rank."""
+        return self._bytes.host.numpy().tobytes()
+
+    def take(self, packed: bytes) -> None:
+        """All fields of the host, as another rank has packed them; not sent to the device."""
+        self._bytes.host.numpy()[:] = np.frombuffer(packed, np.uint8)

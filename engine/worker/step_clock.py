@@ -7,6 +7,7 @@ its last. On a CPU both are wall time.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,8 @@ class HostClock:
 class DeviceClock:
     """Steps on a CUDA device, by events on the current stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_for: Callable[[torch.cuda.Event], None] = torch.cuda.Event.synchronize) -> None:
+        self._wait_for = wait_for
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
         """Of the step's start and end, and of the end before."""
         self._rested = True
@@ -90,7 +92,7 @@ class DeviceClock:
     def wait(self) -> tuple[int, int]:
         """Waits for the step: (duration, device time) in picoseconds."""
         start, end, before = self._events
-        end.synchronize()
+        self._wait_for(end)
         device = max(round(start.elapsed_time(end) * PS_PER_MS), 1)
         duration = device if self._rested else max(round(before.elapsed_time(end) * PS_PER_MS), 1)
         self._rested = False

@@ -38,6 +38,9 @@ class EngineFlags:
     max_model_len: Annotated[MaybeWhole, _option("Longest request [input_len + output_len].")] = None
     kv_tokens: Annotated[MaybeWhole, _option("Tokens of the pool [all requests at their longest].")] = None
     num_runs: Annotated[Whole, _option("The best by wall clock is reported, all are kept.")] = 3
+    tensor_parallel_size: Annotated[
+        Whole, _option("Ranks, each a process with a GPU of its own.", "--tensor-parallel-size", "--tp")
+    ] = 1
     graphs: Annotated[bool, Parameter(negative="--no-graphs", help="Decode steps as CUDA graphs.")] = True
     shared_prefix_kernel: Annotated[
         bool,

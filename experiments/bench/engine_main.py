@@ -25,7 +25,7 @@ MACHINE_KEYS: Final = ("config", "machine", "engine", "num_blocks")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0; 2 for bad usage, 6 without a device."""
+    """Exit code: 0; 2 for bad usage, 3 where a rank died, 6 without a device."""
     words = vars(_parser().parse_args(argv))
     folder, as_json = words.pop("output_dir"), words.pop("json")
     try:
@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except exits.DeviceMissing as error:
         say(f"engine_main: {error}")
         return exits.NO_DEVICE
+    except exits.RunBroken as error:
+        say(f"engine_main: {error}")
+        return exits.FAILED_CELLS
     if folder:
         write(done, folder)
     if as_json:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: kernels by name, from torch's profiler, in four parts, and what is left is the host's.
+"""Where the time of a step goes: kernels by name, from torch's profiler, in parts, and what is left is the host's.
 
 The profiled run is one of its own, as tracing slows the host. Its steps are those of the best run: with the same
 requests at the same time, the same batches. A part is the sum of its kernels over a few steps; the host's is what the
@@ -26,8 +26,10 @@ ATTENTION: Final = {
 }
 """Ours, by their exact names: torch has a reduce_kernel too, with a namespace before it."""
 GEMM: Final = re.compile(r"gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|splitk", re.IGNORECASE)
+COLLECTIVE: Final = re.compile(r"^nccl", re.IGNORECASE)
+"""A collective's kernel runs from its own start to the end of the slowest rank: waiting for that one is in it."""
 COPY: Final = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
-PARTS: Final = ("GEMMs", "attention", "small kernels", "copies", "host")
+PARTS: Final = ("GEMMs", "attention", "collectives", "small kernels", "copies", "host")
 STEPS_PROFILED: Final = 5
 
 
@@ -53,6 +55,8 @@ def part_of(name: str) -> str:
         return "attention"
     if COPY.match(name):
         return "copies"
+    if COLLECTIVE.match(name):
+        return "collectives"
     return "GEMMs" if GEMM.search(name) else "small kernels"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -24,6 +25,7 @@ from engine.core.step import execute
 from experiments.bench.engine_rows import BatchRun, Row, Step, line_of, row_of
 from experiments.exits import DeviceMissing
 from experiments.provenance import without_folders
+from experiments.ranks import broken_by_a_rank
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -61,6 +63,7 @@ class EngineWanted:
     kv_tokens: int | None = None
     """None: all requests at once, by the allocator's largest reservation."""
     num_runs: int = 3
+    tensor_parallel_size: int = 1
     graphs: bool = True
     shared_prefix_kernel: bool = True
     profile: bool = False
@@ -68,7 +71,7 @@ class EngineWanted:
     """Of the prompts, and of random weights."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "num_requests", "input_len", "output_len", "num_runs"):
+        for name in ("block_size", "num_requests", "input_len", "output_len", "num_runs", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"need {name} of at least 1, got {getattr(self, name)}")
         if self.longest < self.input_len + self.output_len:
@@ -132,8 +135,14 @@ class EngineMeasured:
 
 def measure(wanted: EngineWanted, say: Say) -> EngineMeasured:
     """Loads the model and runs the batch `num_runs` times over one allocator and one KV cache. DeviceMissing without
-    torch or device; ValueError for what cannot be run."""
-    engine = engine_of(wanted)
+    torch or device; ValueError for what cannot be run; RunBroken where a rank dies."""
+    watched = broken_by_a_rank() if wanted.tensor_parallel_size > 1 else nullcontext()
+    with watched, closing(engine_of(wanted)) as engine:
+        return measured(wanted, engine, say)
+
+
+def measured(wanted: EngineWanted, engine: Engine, say: Say) -> EngineMeasured:
+    """As `measure`, by an engine that is there."""
     allocator = make_allocator(wanted.allocator, wanted.pool())
     executor = engine.executor(allocator, kernel=wanted.kernel)
     done = EngineMeasured(wanted, _machine(wanted), without_folders(engine.provenance), allocator.capacity_blocks)
@@ -160,22 +169,26 @@ def engine_of(wanted: EngineWanted) -> Engine:
         raise DeviceMissing(f"bench engine needs {error.name}: pip install -e '.[engine]'") from error
     path = Path(wanted.model)
     has_weights = path.is_file() or any(path.glob("*.safetensors"))
+    config = EngineConfig(
+        model=wanted.model,
+        device=wanted.device,
+        dtype=wanted.dtype,
+        attention=wanted.attention,
+        layout=wanted.layout,
+        weights_seed=None if has_weights else wanted.seed,
+        max_num_seqs=wanted.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens,
+        max_model_len=wanted.longest,
+        tensor_parallel_size=wanted.tensor_parallel_size,
+        graphs=wanted.graphs,
+        shared_prefix_kernel=wanted.shared_prefix_kernel,
+    )
     try:
-        return Engine(
-            EngineConfig(
-                model=wanted.model,
-                device=wanted.device,
-                dtype=wanted.dtype,
-                attention=wanted.attention,
-                layout=wanted.layout,
-                weights_seed=None if has_weights else wanted.seed,
-                max_num_seqs=wanted.max_num_seqs,
-                max_num_batched_tokens=wanted.max_num_batched_tokens,
-                max_model_len=wanted.longest,
-                graphs=wanted.graphs,
-                shared_prefix_kernel=wanted.shared_prefix_kernel,
-            )
-        )
+        if wanted.tensor_parallel_size > 1:
+            from engine.worker.rank_engine import LeadingEngine
+
+            return LeadingEngine(config)
+        return Engine(config)
     except DeviceUnavailable as error:
         raise DeviceMissing(f"bench engine: {error}") from error
 

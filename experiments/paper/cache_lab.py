@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from engine.core.allocator import MAX_BLOCKS
 from experiments.exits import UsageError
 from experiments.paper.trials import in_processes
 from sim.cache_only import POLICIES, Paged, Prompts, hit_frac, prompts_of
@@ -55,6 +56,8 @@ class CacheLab:
             raise ValueError(f"{path}: {len(prompts)} requests; half of them warm the cache, the others are measured")
         if small := [size for size in sizes if size < 1]:
             raise ValueError(f"--cache-blocks: a cache needs at least one block, got {small[0]}")
+        if large := [size for size in sizes if size > MAX_BLOCKS]:
+            raise ValueError(f"--cache-blocks: a cache has at most {MAX_BLOCKS:,} blocks, got {large[0]:,}")
         return cls(trace, tuple(dict.fromkeys(sizes)) or SIZES, _prompts=prompts)
 
     @property
@@ -92,9 +95,11 @@ def tried(prompts: Prompts, case: Case) -> Found:
     return Found(100 * found, cache.num_refused if isinstance(cache, Paged) else 0)
 
 
-def sizes_of(text: str) -> tuple[int, ...]:
-    """`1756,7027` as numbers of blocks; UsageError for anything else."""
+def sizes_of(text: str | None) -> tuple[int, ...]:
+    """`1756,7027` as numbers of blocks, None as no wish; UsageError for anything else."""
+    if text is None:
+        return ()
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--cache-blocks needs a comma list of whole numbers, got {text!r}") from None

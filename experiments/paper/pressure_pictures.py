@@ -21,13 +21,14 @@ CURVE: Final = tuple(1 << power for power in range(9, 18))
 
 
 def hit_rates(lab: Lab) -> list[Picture]:
-    """Every policy at powers of two; nothing without a trace."""
+    """Every policy at powers of two and at the sizes of the table; nothing without a trace."""
     import pandas as pd
 
     cached = lab.cached
     if cached.trace is None:
         return []
-    cases = [(policy, size) for policy in POLICIES for size in CURVE]
+    sizes = sorted({*CURVE, *cached.sizes})
+    cases = [(policy, size) for policy in POLICIES for size in sizes]
     found = cached.found([*cases, ("lru", cached.unbounded)], lab.jobs)
     rows = [(policy, size, one.hit_pct) for (policy, size), one in zip(cases, found, strict=False)]
     frame = pd.DataFrame(rows, columns=["policy", "num_blocks", "hit_pct"])

@@ -11,7 +11,7 @@ def sweep(*, flags: Flags = Flags(), out: SweepFlags = SweepFlags(), argv: Argv 
 
     pagelab sweep --axis kv.allocator=paged,orca-max --axis kv.block_size=8,16,32 --axis workload.request_rate=1,2,4
 
-    --record requests,timeline keeps these tables of each cell, too [none]; steps and residency are as for run.
+    --record requests,timeline keeps these tables of each cell, too [none]; steps, residency and sharing are as for run.
     """
     from experiments.sweep.verb import sweep_verb
 

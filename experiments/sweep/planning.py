@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,10 +11,12 @@ from experiments.backends import is_real
 from experiments.config import Layer, dump, flatten, resolve_layers
 from experiments.exits import UsageError
 from experiments.resolve import plan_of
+from experiments.sharing import shares
 from experiments.sweep.arrivals import of_this_process
 from experiments.sweep.axes import Axes, Point
 from experiments.sweep.exclude import excluded
 from experiments.sweep.identity import NAME_DIGITS, key_of, seed_of
+from experiments.sweep.sharing_axes import SHARING_AXES, cut_to_point, told_everywhere
 
 if TYPE_CHECKING:
     from experiments.resolve import Plan
@@ -97,7 +99,9 @@ def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
     if not axes.values and base.num_runs == 1:
         raise UsageError("sweep: nothing is varied: say --axis KEY=VALUE,VALUE,..., or --num-runs")
     planning = _Planning(base, axes)
-    for point in axes.points():
+    points = list(axes.points())
+    planning.look_for_sharing(points)
+    for point in points:
         planning.add(point)
     return planning.plan()
 
@@ -123,6 +127,16 @@ class _Planning:
         self._excluded = self._points = 0
         self._common: dict[str, Any] | None = None
         self._first: Plan | None = None
+        self._tells_sharing = False
+        """Whether some points share, so that all tell it."""
+        self._ignored: dict[str, int] = {}
+        """Keys of the base that points have no use for: how many."""
+
+    def look_for_sharing(self, points: Sequence[Point]) -> None:
+        """Whether any of them shares, along axes that decide it; the real engine counts none."""
+        if set(SHARING_AXES) & set(self._axes.values):
+            configs = [self._config(point) for point in points]
+            self._tells_sharing = any(map(shares, configs)) and not any(map(is_real, configs))
 
     def add(self, point: Point) -> None:
         self._points += 1
@@ -130,7 +144,11 @@ class _Planning:
         if any(excluded(expression, _single(values)) for expression in self._axes.exclude):
             self._excluded += 1
             return
-        config = self._config(point)
+        config, ignored = cut_to_point(self._config(point), self._axes.values)
+        for key in ignored:
+            self._ignored[key] = self._ignored.get(key, 0) + 1
+        if self._tells_sharing:
+            config = told_everywhere(config)
         try:
             plans = [plan_of(one, verb="run", writes=False, source=of_this_process()) for one in self._repeats(config)]
         except UsageError as error:
@@ -218,6 +236,7 @@ class _Planning:
         assert self._common is not None
         assert self._first is not None
         kept = {key: value for key, value in self._common.items() if key not in (*RUN_KEYS, *self._axes.values)}
+        kept |= {key: self._values[key] for key in self._ignored}
         kept |= {"seed": self._base.seed, "num_runs": self._base.num_runs}
         names = [cell.name for cell in self._cells.values()]
         assert len(set(names)) == len(names), "two cells share ten digits of their hashes"
@@ -237,6 +256,9 @@ class _Planning:
 
     def _notes(self) -> list[str]:
         notes = [*self._capacity_notes()]
+        notes += [
+            f"{key} is ignored at {count} points, where nothing is copied" for key, count in self._ignored.items()
+        ]
         if self._merged:
             more = f", and {len(self._merged) - 3} more" if len(self._merged) > 3 else ""
             notes.append(

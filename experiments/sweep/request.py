@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from experiments.sweep.planning import SweepPlan
 
 LAUNCHERS: Final = ("local", "ray", "slurm")
-STEPPED: Final = ("steps", "residency")
+STEPPED: Final = ("steps", "residency", "sharing")
 """What `--record` knows for every verb."""
 
 

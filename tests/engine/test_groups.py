@@ -129,9 +129,8 @@ def test_the_tight_pools_preempt_swap_copy_share_and_evict(served):
 def dropped(name):
     """A batch is run as if it had asked for nothing of that."""
 
-    def move(kv, batch, moves):
-        setattr(batch, name, ())
-        moves(kv, batch)
+    def move(kv, wanted, moves):
+        moves(kv, wanted._replace(**{name: ()}))
 
     return move
 
@@ -139,7 +138,7 @@ def dropped(name):
 @pytest.mark.parametrize("fault", [dropped("copies"), dropped("to_host"), dropped("to_device")])
 def test_moves_that_are_left_out_are_seen(model, alone, monkeypatch, fault):
     moves = KVMemory.move_blocks
-    monkeypatch.setattr(KVMemory, "move_blocks", lambda kv, batch: fault(kv, batch, moves))
+    monkeypatch.setattr(KVMemory, "move_blocks", lambda kv, wanted: fault(kv, wanted, moves))
     llm = made(model, **TIGHT["swap"])
     for one in (*llm.executor.kv.caches, llm.executor.kv.host.blocks):
         one.fill_(0.5)
@@ -285,6 +284,11 @@ class Forkless(PagedAllocator):
         ({}, {"beam_width": 60}, "looks at 120 tokens a beam, and the model has 96"),
         ({}, {"beam_width": 2, "early_stopping": "soon"}, "early_stopping: expected True, False or 'never'"),
         ({}, {"beam_width": 2, "length_penalty": float("nan")}, "length_penalty: expected a number"),
+        ({}, {"beam_width": 2, "length_penalty": 10**400}, "length_penalty: expected a number"),
+        ({}, {"beam_width": 2, "length_penalty": True}, "length_penalty: expected a number"),
+        ({}, {"beam_width": 2, "length_penalty": 1e6}, "length_penalty: expected a number"),
+        ({}, {"beam_width": 2, "length_penalty": -900.0}, "leave the range of scores"),
+        ({}, {"beam_width": 2, "length_penalty": 900.0}, "leave the range of scores"),
         ({}, {"length_penalty": 2.0}, "give a beam_width"),
         ({}, {"cache_salt": ["a", "b"]}, "cache_salt: expected one for each of 1 prompts, got 2"),
         ({}, {"lora_name": [3]}, "lora_name: expected a text or None, got 3"),
@@ -310,6 +314,11 @@ def test_groups_that_cannot_be_are_refused_before_anything_runs(model, options, 
         ({"host_blocks": 4}, "with 'recompute' nothing is swapped"),
         ({"preemption": "swap", "host_blocks": 4, "swap_gib": 1.0}, "give one of them"),
         ({"preemption": "swap", "host_blocks": 0}, "host_blocks: expected a whole number of at least 1"),
+        ({"preemption": "swap", "swap_gib": float("inf")}, "swap_gib: expected at least one block of"),
+        ({"preemption": "swap", "swap_gib": float("nan")}, "swap_gib: expected at least one block of"),
+        ({"preemption": "swap", "swap_gib": 10**400}, "swap_gib: expected at least one block of"),
+        ({"preemption": "swap", "swap_gib": True}, "swap_gib: expected at least one block of"),
+        ({"num_blocks": True}, "num_blocks: expected a whole number, got True"),
         ({"preemption": "swap", "swap_gib": 1e-9}, "swap_gib: expected at least one block of"),
         ({"preemption": "swap", "host_blocks": 1 << 40}, "bytes of host memory are free"),
         ({"record_events": True, "allocator": "orca-max"}, "orca-max has no prefix cache"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
@@ -72,6 +73,16 @@ def test_one_prompt_needs_no_list(llm):
 def test_sampled_tokens_do_not_depend_on_memory_or_batches(model, llm, options):
     params = SamplingParams(max_tokens=9, temperature=1.2, top_k=30, top_p=0.95, seed=4, n=2)
     assert ids(made(model, **options).generate(PROMPTS, params)) == ids(llm.generate(PROMPTS, params))
+
+
+def test_prompts_may_be_arrays(llm):
+    ids, params = [5, 6, 7], SamplingParams(max_tokens=3, temperature=0)
+    expected = llm.generate([ids], params)[0].outputs[0].token_ids
+    for prompts in ([np.array(ids)], np.array(ids), np.array([ids]), [tuple(ids)], [np.array(ids, np.int32)]):
+        (answer,) = llm.generate(prompts, params)
+        assert answer.prompt_token_ids == ids
+        assert all(type(token) is int for token in answer.prompt_token_ids)
+        assert answer.outputs[0].token_ids == expected
 
 
 def test_a_seed_decides_whatever_is_beside(llm):

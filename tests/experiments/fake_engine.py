@@ -47,6 +47,7 @@ class FakeConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
+    tensor_parallel_size: int = 1
     graphs: bool = True
     shared_prefix_kernel: bool = True
 
@@ -99,6 +100,9 @@ class FakeEngine:
         assert kernel == "paged" or allocator.contiguous
         self.kernels.append((kernel, warm_up))
         return FakeExecutor()
+
+    def close(self) -> None:
+        self.kernels.clear()
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -151,6 +151,35 @@ def test_ids_that_name_single_blocks_are_chained_and_failed_requests_ask_for_not
     assert prompts.keys[0][1] not in prompts.keys[1]
     assert prompts.longest_blocks == 2
     assert len(prompts) < NEVER
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(2, 4), st.integers(1, 30)), min_size=1),
+    st.integers(1, 7),
+)
+@settings(max_examples=100, deadline=None)
+def test_runs_of_texts_are_found_block_by_block_as_their_tokens_are(rows, size):
+    """Against tokens written out: a prompt finds the full blocks that begin some prompt before it."""
+    shown = [
+        [(first, at) for at in range(head)] + [(then, at) for at in range(tail)] for first, head, then, tail in rows
+    ]
+    trace = Trace.build(
+        list(range(len(rows))), [len(prompt) for prompt in shown], [1] * len(rows), block_size=1, block_scope="runs",
+        block_ids=[part for row in rows for part in (row if row[1] else row[2:])], block_partial="floor",
+        block_offsets=[0, *accumulate(4 if row[1] else 2 for row in rows)],
+    )  # fmt: skip
+    seen: set[tuple] = set()
+    expected = []
+    for prompt in shown:
+        heads = [tuple(prompt[:stop]) for stop in range(size, len(prompt) + 1, size)]
+        known = [head in seen for head in heads]
+        expected.append(size * (known.index(False) if False in known else len(heads)))
+        seen.update(heads)
+    prompts = prompts_of(trace, size)
+
+    assert prompts.block_size == size
+    assert found(prompts, "lru", 10_000) == expected
+    assert all(vllm <= most for vllm, most in zip(found(prompts, "vllm", 10_000), expected, strict=True))
 
 
 def test_what_cannot_be_is_refused():

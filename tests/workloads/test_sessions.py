@@ -128,6 +128,16 @@ def test_real_lengths_stand_in_place_of_the_stand_in():
     [
         ("chat", {"turns": "fixed:0"}, "turns: 'fixed:0'"),
         ("chat", {"turns": "geometric:0.5"}, "a mean of at least 1, got 'geometric:0.5'"),
+        ("chat", {"turns": "fixed:0"}, "at least 1 turn"),
+        ("chat", {"turns": "fixed:-3"}, "at least 1 turn"),
+        ("chat", {"turns": "uniform:0-3"}, "1 <= LOW <= HIGH"),
+        ("chat", {"turn_lengths": "bogus"}, "turn_lengths: 'bogus'.*wmt16"),
+        ("few-shot", {"turn_lengths": "fixed:0,1"}, "turn_lengths: .*wmt16"),
+        ("chat", {"think_time": "constant:1e11"}, "think_time: 'constant:1e11' gives 1e.11 s; need at most 1e.09 s"),
+        ("chat", {"think_time": "constant:1e300"}, "need at most"),
+        ("chat", {"think_time": "exponential:1e30"}, "need at most"),
+        ("chat", {"think_time": "lognormal:900/1"}, "need at most"),
+        ("chat", {"turns": "geometric:1e400"}, "turns: need one of"),
         ("chat", {"turns": "often"}, "turns: need one of fixed:N"),
         ("chat", {"think_time": "constant:-1"}, "of at least 0 s, got 'constant:-1'"),
         ("chat", {"think_time": "lognormal:1/-2"}, "think_time: need one of"),
@@ -217,3 +227,13 @@ RUNS = {"block_size": 1, "block_scope": "runs", "block_partial": "floor"}
 def test_runs_that_mean_nothing_are_refused(ids, change, says):
     with pytest.raises(ValueError, match=says):
         Trace.build([0], [5], [1], block_ids=ids, block_offsets=[0, len(ids)], **(RUNS | change))
+
+
+@pytest.mark.parametrize(
+    "turns", ["fixed:10000000000000000000000000", "geometric:1e9", "uniform:9-99999999999999999999"]
+)
+def test_more_turns_than_there_are_requests_are_as_many_as_there_are(turns):
+    trace = session_trace("chat", 0, Shape(turns=turns, turn_lengths="fixed:1,1"), num_requests=9)
+    assert len(trace) == 9
+    assert int(trace.num_prompt_tokens.max()) <= 256 + 2 * 9
+    assert len(session_trace("paper-fig17", 0, Shape(turns=turns), rate_per_s=0.01)) > 1

@@ -191,16 +191,9 @@ def _consume(
         store_side(OUT, PART, LSE, maximum, total, acc, place, out_s, out_h, num_heads, WHICH)
 
 
-@gluon.jit(do_not_specialize=["table_s", "rows_b", "num_heads", "block_size"])
-def mla_hopper_kernel(
-    Q_DESC, KV_DESC, TABLE, SEQ_LENS, ITEMS, OUT, PART, LSE, table_s, out_s, out_h, rows_b, scale, num_heads,
-    block_size,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr, SPLIT: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """Grid, ITEMS, PART and LSE as in mla_decode_kernel; Q_DESC [S, H, latent] by boxes of 64 heads and columns,
-    KV_DESC the cache as a matrix by boxes of BOX slots and 64 columns."""
-    item = gl.program_id(1)
+@gluon.jit
+def work_of(ITEMS, SEQ_LENS, item, BLOCK_N: gl.constexpr, SPLIT: gl.constexpr):
+    """(sequence, its pieces, last tile + 1, tiles, tokens of the sequence) of an item; no tiles: nothing to do."""
     seq = item
     pieces = 1
     tile = 0
@@ -216,7 +209,20 @@ def mla_hopper_kernel(
     if not SPLIT:
         end_tile = (length + BLOCK_N - 1) // BLOCK_N
         pieces = gl.maximum(1 - length, 1)  # 1, but not as a constant: Triton 3.6 passes none to other warps
-    tiles = gl.where(alive, gl.maximum(end_tile - tile, 1), 0)
+    return seq, pieces, end_tile, gl.where(alive, gl.maximum(end_tile - tile, 1), 0), length
+
+
+@gluon.jit(do_not_specialize=["table_s", "rows_b", "num_heads", "block_size"])
+def mla_hopper_kernel(
+    Q_DESC, KV_DESC, TABLE, SEQ_LENS, ITEMS, OUT, PART, LSE, table_s, out_s, out_h, rows_b, scale, num_heads,
+    block_size,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr, SPLIT: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid, ITEMS, PART and LSE as in mla_decode_kernel; Q_DESC [S, H, latent] by boxes of 64 heads and columns,
+    KV_DESC the cache as a matrix by boxes of BOX slots and 64 columns."""
+    item = gl.program_id(1)
+    seq, pieces, end_tile, tiles, length = work_of(ITEMS, SEQ_LENS, item, BLOCK_N, SPLIT)
     dtype: gl.constexpr = KV_DESC.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     q_left = gl.allocate_shared_memory(dtype, [HEADS, SIDE], layout)

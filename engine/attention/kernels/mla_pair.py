@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from engine.attention.kernels.hopper_consumer import clear_tail
 from engine.attention.kernels.hopper_producer import rows_of_boxes
 from engine.attention.kernels.hopper_softmax import visible
-from engine.attention.kernels.mla_hopper import HEADS, RANK, ROTARY, SIDE, load_columns, load_query, store_side
+from engine.attention.kernels.mla_hopper import HEADS, RANK, ROTARY, SIDE, load_columns, load_query, store_side, work_of
 from engine.attention.kernels.prefill_hopper import barriers
 
 
@@ -261,22 +261,7 @@ def mla_pair_kernel(
     """As mla_hopper_kernel, with two stages."""
     gl.static_assert(STAGES == 2)
     item = gl.program_id(1)
-    seq = item
-    pieces = 1
-    tile = 0
-    end_tile = 0
-    if SPLIT:
-        seq = gl.load(ITEMS + item * 4)
-        tile = gl.load(ITEMS + item * 4 + 1)
-        end_tile = gl.load(ITEMS + item * 4 + 2)
-        pieces = gl.load(ITEMS + item * 4 + 3)
-    alive = seq >= 0
-    seq = gl.maximum(seq, 0)
-    length = gl.load(SEQ_LENS + seq)
-    if not SPLIT:
-        end_tile = (length + BLOCK_N - 1) // BLOCK_N
-        pieces = gl.maximum(1 - length, 1)  # 1, but not as a constant: Triton 3.6 passes none to other warps
-    num_tiles = gl.where(alive, gl.maximum(end_tile - tile, 1), 0)
+    seq, pieces, end_tile, num_tiles, length = work_of(ITEMS, SEQ_LENS, item, BLOCK_N, SPLIT)
     dtype: gl.constexpr = KV_DESC.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     q_left = gl.allocate_shared_memory(dtype, [HEADS, SIDE], layout)

@@ -19,20 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime.jit import mangle_type
 
 from engine.attention.kernels.copy_blocks import copy_kernel
 from engine.attention.kernels.device import interpreted
-from engine.attention.kernels.launch_hopper import ROWS, cache_descriptor, query_descriptor
-from engine.attention.kernels.matrix import CacheMatrix
+from engine.attention.kernels.launch_hopper import ROWS
+from engine.attention.kernels.launch_mla_hopper import KERNELS, LATENT, RANK
+from engine.attention.kernels.signatures import type_of
 from engine.attention.kernels.tuning_mla import HOPPER_HEADS
-from engine.attention.kernels.variants import DTYPES, Variant, variants
-from engine.attention.kernels.variants_mla import mla_descriptor
+from engine.attention.kernels.variant import Variant
+from engine.attention.kernels.variants import variants
 
 ARCHITECTURES = (80, 90)
 SHARED_PER_SM = {80: 164 * 1024, 89: 100 * 1024, 90: 228 * 1024}
@@ -41,27 +40,6 @@ REGISTERS_PER_SM = 65_536
 THREADS_PER_SM = {80: 2_048, 89: 1_536, 90: 2_048}
 WARP = 32
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-POINTERS = {
-    "SEQ_LENS": "*i32",
-    "ITEMS": "*i32",
-    "SEQS": "*i32",
-    "SKIP": "*i32",
-    "GROUPS": "*i32",
-    "MEMBERS": "*i32",
-    "OWN_LENS": "*i32",
-    "OWN_SEQS": "*i32",
-    "QUERY_STARTS": "*i32",
-    "NEXT_ITEM": "*i32",
-    "PART": "*fp32",
-    "LSE": "*fp32",
-    "OWN_PART": "*fp32",
-    "OWN_LSE": "*fp32",
-    "SLOTS": "*i64",
-    "PAIRS": "*i64",
-    "K_SCALE": "*fp32",
-    "V_SCALE": "*fp32",
-}
-FLOATS = ("scale", "soft_cap")
 SWITCHES = ("WINDOW", "SOFT_CAP", "SPLIT", "SHARED", "TMA", "BOX", "GROUP", "DYNAMIC", "PINGPONG", "FP8")
 
 
@@ -73,9 +51,10 @@ class Resources:
     architecture: str
     dtype: str
     head_size: int | str
+    """Of a latent 512+64: what is V, and the rest."""
     pages: str
     tile: str
-    """BLOCK_M x BLOCK_N of attention, tokens x elements of a write, runs x elements of the copy."""
+    """BLOCK_M x BLOCK_N of attention, tokens x elements of the write, runs x elements of the copy."""
     num_warps: int
     num_stages: int | str
     switches: str
@@ -121,7 +100,7 @@ def measured(variant: Variant, architecture: int) -> Resources:
         kernel=variant.kernel.__name__,
         architecture=f"sm_{architecture}",
         dtype=variant.dtype,
-        head_size=options.get("D", options.get("RANK", "")),
+        head_size=head_size_of(variant.kernel, options),
         pages=options.get("PAGES", ""),
         tile=tile_of(options),
         num_warps=warps,
@@ -155,68 +134,27 @@ def source(variant: Variant, constants: dict[str, Any]) -> ASTSource:
     return language(variant.kernel, signature=signature, constexprs=constexprs, attrs=aligned)
 
 
-def type_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
-    """Triton's type of a kernel argument: capitals are pointers."""
-    if name == "TABLE":
-        return "*i64" if constants["PAGES"] == "contiguous" else "*i32"
-    if name.endswith("_DESC"):
-        if "BOX" in constants and "D" not in constants:
-            return mla_descriptor(name, DTYPES[dtype], constants)
-        if "RANK" in constants:
-            return latent_part(name, dtype, constants)
-        return hopper_descriptor(name, dtype, constants) if "BOX" in constants else descriptor(dtype, constants)
-    if name in FLOATS:
-        return "fp32"
-    if constants.get("FP8") and name in stored_in(constants):
-        return "*i16" if "SPLIT" in constants else "*u8"
-    return POINTERS.get(name, f"*{dtype}") if name.isupper() else "i32"
-
-
-def stored_in(constants: dict[str, Any]) -> tuple[str, str]:
-    """Names of the caches: the write has K and V besides."""
-    return ("K_CACHE", "V_CACHE") if "TOKENS" in constants else ("K", "V")
-
-
-def descriptor(dtype: str, constants: dict[str, Any]) -> str:
-    """Of prefill_kernel's K_DESC and V_DESC, for which it gets the tensors themselves without TMA."""
-    dtype = "u8" if constants.get("FP8") else dtype
-    return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {constants['BLOCK_D']}]>" if constants["TMA"] else f"*{dtype}"
-
-
-def latent_part(name: str, dtype: str, constants: dict[str, Any]) -> str:
-    """Of mla_decode_kernel's C_DESC and E_DESC, for which it gets the cache itself without TMA."""
-    columns = constants["BLOCK_R" if name == "C_DESC" else "BLOCK_ROT"]
-    return f"tensordesc<{dtype}[{constants['BLOCK_N']}, {columns}]>" if constants["TMA"] else f"*{dtype}"
-
-
-def hopper_descriptor(name: str, dtype: str, constants: dict[str, Any]) -> str:
-    """Of hopper_kernel's, from what its launcher makes of tensors without memory: the type carries box and layout."""
-    box, group, head_size = constants["BOX"], constants["GROUP"], constants["D"]
-    if name == "Q_DESC":
-        q = torch.empty(1, group, head_size, dtype=DTYPES[dtype], device="meta")
-        return str(mangle_type(query_descriptor(q, group) if constants["TMA_Q"] else q))
-    cache = torch.empty(1, box, 1, head_size, dtype=DTYPES[dtype], device="meta")
-    matrix = CacheMatrix.of(cache, cache, box)
-    assert matrix is not None
-    return str(mangle_type(cache_descriptor(cache, matrix, box)))
-
-
 def switches_of(constants: dict[str, Any]) -> str:
     """Names of what is switched on, with numbers where it is more than a switch."""
     found = ((name.lower(), constants[name]) for name in SWITCHES if constants.get(name))
     return " ".join(name if value is True else f"{name}={value}" for name, value in found)
 
 
+def head_size_of(kernel: Any, constants: dict[str, Any]) -> int | str:
+    """Elements of a head, or of the parts of a latent."""
+    if "RANK" in constants or kernel in KERNELS.values():
+        return f"{constants.get('RANK', RANK)}+{constants.get('ROTARY', LATENT - RANK)}"
+    return str(constants.get("D", ""))
+
+
 def tile_of(constants: dict[str, Any]) -> str:
     """The two sizes that say most."""
     if "BLOCK_E" in constants:
         return f"{constants.get('TOKENS', constants.get('BLOCK_R'))}x{constants['BLOCK_E']}"
-    if "TOKENS" in constants:
-        return f"{constants['TOKENS']}x{constants['BLOCK_R']}"
-    first = constants.get("BLOCK_M", constants.get("BLOCK_P", 1))
     if "BOX" in constants:
-        first = 2 * ROWS if "D" in constants else HOPPER_HEADS
-    return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK'))}"
+        return f"{2 * ROWS if 'GROUP' in constants else HOPPER_HEADS}x{constants['BLOCK_N']}"
+    first = constants.get("BLOCK_M", constants.get("BLOCK_P", constants.get("TOKENS", 1)))
+    return f"{first}x{constants.get('BLOCK_N', constants.get('BLOCK', constants.get('BLOCK_R')))}"
 
 
 def widest_access(ptx: str) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -46,7 +44,8 @@ from engine.attention.kernels.tuning import (
     write_config,
 )
 from engine.attention.kernels.tuning_shared import SharedConfig, shared_config
-from engine.attention.kernels.variants_mla import mla_variants
+from engine.attention.kernels.variant import DTYPES, Variant
+from engine.attention.kernels.variants_mla import Model, latents
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (0, 16, 24, 256)
@@ -56,37 +55,17 @@ QUERIES = 256
 MODEL = (8, 4)
 """KV heads and group of the shapes: Llama-3-8B's."""
 NUM_SMS = 132
+MAX_SEQ_LEN = 8192
 HOPPER_BLOCK_SIZES = (0, 16, 24, 64, 128, 256)
 """Contiguous, and paged: loads of a block (16, 64, 128), of a part of one (24, 256)."""
 HOPPER_GROUPS = (1, 4, 5)
 """Query heads a KV head: no group, a box of Q, none (5 divides no tile: by pointers)."""
 SHARED_GROUPS = 16
 """Rows of a table of groups of rows that share a prefix."""
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""By Triton's names."""
-
-
 FP8_ARCHITECTURE = 89
 """From which on E4M3 is converted by instructions; what moves bits about elsewhere is not tuned."""
 FP8_CASES = ((16, 128), (24, 128), (0, 128), (256, 128), (16, 64), (16, 80), (16, 256))
 """Block size and head size over an FP8 cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A kernel and what is compiled into it."""
-
-    kernel: Any
-    """The @triton.jit function."""
-    dtype: str
-    """Triton's name of the type of Q, K and V: fp16, bf16."""
-    options: tuple[tuple[str, Any], ...]
-    """Constexprs, num_warps and num_stages by name."""
-
-    @classmethod
-    def of(cls, kernel: Any, dtype: str, options: dict[str, Any]) -> Variant:
-        """Hashable, to find each once."""
-        return cls(kernel, dtype, tuple(options.items()))
 
 
 def variants(architecture: int) -> list[Variant]:
@@ -96,8 +75,8 @@ def variants(architecture: int) -> list[Variant]:
         attention += _hopper()
     if architecture >= FP8_ARCHITECTURE:
         attention += _fp8(architecture)
-    latent = [Variant.of(kernel, "bf16", options) for kernel, options in mla_variants(architecture, NUM_SMS)]
-    return list(dict.fromkeys([*attention, *latent, *_write(), *_copy()]))
+    attention += latents(Model(NUM_SMS, MAX_SEQ_LEN, architecture))
+    return list(dict.fromkeys([*attention, *_write(), *_copy()]))
 
 
 def _cases() -> Iterator[tuple[str, int, int, bool, bool]]:
@@ -114,7 +93,7 @@ def _cases() -> Iterator[tuple[str, int, int, bool, bool]]:
 def _decode(architecture: int) -> Iterator[Variant]:
     for dtype, head_size, block_size, windowed, capped in _cases():
         for batch in BATCHES:
-            shape = DecodeShape(batch, *MODEL, head_size, 2, 8192, block_size, NUM_SMS, architecture)
+            shape = DecodeShape(batch, *MODEL, head_size, 2, MAX_SEQ_LEN, block_size, NUM_SMS, architecture)
             config = decode_config(shape) if block_size else decode_contiguous_config(shape)
             mode = _mode(block_size, config.block_n)
             cut = Cut.of(shape, config, 0)
@@ -131,7 +110,7 @@ def _decode(architecture: int) -> Iterator[Variant]:
 def _prefill(architecture: int) -> Iterator[Variant]:
     for dtype, head_size, block_size, windowed, capped in _cases():
         for batch in BATCHES:
-            sizes = (QUERIES * batch, batch, *MODEL, head_size, 2, QUERIES, 8192, block_size)
+            sizes = (QUERIES * batch, batch, *MODEL, head_size, 2, QUERIES, MAX_SEQ_LEN, block_size)
             shape = PrefillShape(*sizes, NUM_SMS, architecture, windowed)
             config = prefill_config(shape)
             mode = _mode(block_size, config.block_n)
@@ -146,7 +125,7 @@ def _shared(architecture: int) -> Iterator[Variant]:
     for dtype, head_size, block_size, windowed, capped in _cases():
         for batch in BATCHES:
             if not windowed and block_size:
-                shape = DecodeShape(batch, *MODEL, head_size, 2, 8192, block_size, NUM_SMS, architecture)
+                shape = DecodeShape(batch, *MODEL, head_size, 2, MAX_SEQ_LEN, block_size, NUM_SMS, architecture)
                 yield from shared(dtype, shape, shared_config(shape), capped=capped)
 
 

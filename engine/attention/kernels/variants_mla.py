@@ -1,74 +1,78 @@
-"""Which kernels of latent attention the tuning rules ask for, in DeepSeek's sizes."""
+"""Which kernels of latent attention the tuning rules ask for, of DeepSeek's latent: part of `variants`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import torch
-from triton.runtime.jit import mangle_type
+from dataclasses import dataclass
 
 from engine.attention.kernels.inputs import padded
-from engine.attention.kernels.inputs_mla import LatentMatrix
-from engine.attention.kernels.launch_hopper import box_rows
+from engine.attention.kernels.launch_hopper import CAPABILITY, box_rows
 from engine.attention.kernels.launch_mla import decode_options, prefill_options, reduce_options
-from engine.attention.kernels.launch_mla_hopper import (
-    KERNELS,
-    LATENT,
-    RANK,
-    hopper_options,
-    latent_descriptor,
-    query_descriptor,
-)
+from engine.attention.kernels.launch_mla_hopper import KERNELS, LATENT, RANK, hopper_options
 from engine.attention.kernels.mla import mla_decode_kernel, mla_prefill_kernel, mla_reduce_kernel
 from engine.attention.kernels.mla_write import mla_write_kernel, mla_write_options
-from engine.attention.kernels.pages import Pages
+from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut
-from engine.attention.kernels.tuning import DecodeShape
-from engine.attention.kernels.tuning_mla import ROTARY, mla_decode_config, mla_prefill_config
+from engine.attention.kernels.tuning import DecodeConfig, DecodeShape
+from engine.attention.kernels.tuning_mla import (
+    HOPPER_HEADS,
+    HOPPER_KEYS,
+    MLADecodeConfig,
+    mla_decode_config,
+    mla_prefill_config,
+)
+from engine.attention.kernels.variant import Variant
 
+ROTARY = LATENT - RANK
 HEADS = (16, 128)
-"""Query heads: a share of eight devices, and all of them."""
+"""DeepSeek-V2-Lite, or DeepSeek-V3 on eight devices; DeepSeek-V3."""
+BATCHES = (8, 500)
+"""Cut into pieces, and whole."""
 BLOCK_SIZES = (16, 24, 64)
-"""Of each address arithmetic one: by shift, by division, whole tiles."""
-BATCHES = (1, 128)
-HOPPER_CAPABILITY = 90
-Options = dict[str, Any]
+"""Of each address arithmetic one; Hopper's loads of a block (16, 64) and of a part of one (24)."""
 
 
-def mla_variants(architecture: int, num_sms: int) -> Iterator[tuple[Any, Options]]:
-    """Kernels and what is compiled into them; bfloat16."""
-    for heads in HEADS:
-        for batch in BATCHES:
-            for block_size in BLOCK_SIZES:
-                yield from _of(DecodeShape(batch, 1, heads, RANK, 2, 8192, block_size, num_sms, architecture))
-    yield mla_reduce_kernel, reduce_options(RANK, early=architecture >= HOPPER_CAPABILITY)
-    for block_size in (16, 24):
-        yield mla_write_kernel, mla_write_options(RANK, ROTARY, Pages.of_slots(block_size).mode)
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What all calls of the table have in common."""
+
+    num_sms: int
+    max_seq_len: int
+    architecture: int
+
+    def shape(self, batch: int, num_heads: int, block_size: int) -> DecodeShape:
+        """Of a decode over latents of two bytes an element."""
+        return DecodeShape(batch, 1, num_heads, RANK, 2, self.max_seq_len, block_size, self.num_sms, self.architecture)
 
 
-def _of(shape: DecodeShape) -> Iterator[tuple[Any, Options]]:
-    """Of a batch of decodes, of chunks, and of what Hopper's kernels take."""
-    config = mla_decode_config(shape)
-    cut = Cut.of(shape, config.cut, 0, config.block_m)
+def latents(model: Model) -> Iterator[Variant]:
+    """All of a device's; an option of several calls comes several times."""
+    for dtype, block_size in (*(("bf16", size) for size in BLOCK_SIZES), ("fp16", 64)):
+        for num_heads in HEADS:
+            shape = model.shape(BATCHES[0], num_heads, block_size)
+            config = mla_prefill_config(shape)
+            heads, mode = min(config.block_m, padded(num_heads)), Pages.of(block_size, config.block_n).mode
+            yield Variant.of(mla_prefill_kernel, dtype, prefill_options(config, RANK, ROTARY, heads, mode))
+            for batch in BATCHES:
+                shape = model.shape(batch, num_heads, block_size)
+                yield portable(dtype, shape, mla_decode_config(shape))
+        if model.architecture // 10 == CAPABILITY:
+            yield from (of_hopper(dtype, block_size, name, split=split) for name in KERNELS for split in (True, False))
+    yield Variant.of(mla_reduce_kernel, "bf16", reduce_options(RANK, early=model.architecture >= 90))
+    modes: tuple[Mode, ...] = ("shift", "divide")
+    yield from (Variant.of(mla_write_kernel, "bf16", mla_write_options(RANK, ROTARY, mode)) for mode in modes)
+
+
+def portable(dtype: str, shape: DecodeShape, config: MLADecodeConfig) -> Variant:
+    """What a call of the decode for any device compiles."""
     mode = Pages.of(shape.block_size, config.cut.block_n).mode
-    yield mla_decode_kernel, decode_options(config, RANK, ROTARY, mode, split=cut.split, tma=config.use_tma)
-    chunk = mla_prefill_config(shape)
-    mode, heads = Pages.of(shape.block_size, chunk.block_n).mode, min(chunk.block_m, padded(shape.group))
-    yield mla_prefill_kernel, prefill_options(chunk, RANK, ROTARY, heads, mode)
-    own = mla_decode_config(shape, hopper=shape.capability == HOPPER_CAPABILITY)
-    box = box_rows(shape.block_size, own.cut.block_n)
-    if own.kernel != "portable" and box:
-        split = Cut.of(shape, own.cut, 0, own.block_m).split
-        for kernel in KERNELS.values():
-            yield kernel, hopper_options(own.cut, box, shape.block_size, split=split)
+    split = Cut.of(shape, config.cut, 0, config.block_m).split
+    tma = config.use_tma and mode == "whole"
+    return Variant.of(mla_decode_kernel, dtype, decode_options(config, RANK, ROTARY, mode, split=split, tma=tma))
 
 
-def mla_descriptor(name: str, dtype: torch.dtype, options: Options) -> str:
-    """Triton's type of Q_DESC or KV_DESC of Hopper's kernels, which carries box and layout."""
-    if name == "Q_DESC":
-        return str(mangle_type(query_descriptor(torch.empty(1, HEADS[-1], LATENT, dtype=dtype, device="meta"))))
-    cache = torch.empty(1, options["BOX"], LATENT, dtype=dtype, device="meta")
-    matrix = LatentMatrix.of(cache)
-    assert matrix is not None
-    return str(mangle_type(latent_descriptor(cache, matrix, options["BOX"])))
+def of_hopper(dtype: str, block_size: int, name: str, *, split: bool) -> Variant:
+    """What a call of one of Hopper's two compiles."""
+    cut = DecodeConfig(HOPPER_KEYS, 4, 2, programs=1, min_piece_tokens=HOPPER_HEADS)
+    options = hopper_options(cut, box_rows(block_size, HOPPER_KEYS), block_size, split=split)
+    return Variant.of(KERNELS[name], dtype, options)

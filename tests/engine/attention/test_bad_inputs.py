@@ -22,9 +22,9 @@ from tests.engine.attention.scenes import TOLERANCE, Scene, worst
 needs_interpreter = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="tensors on the CPU need Triton's interpreter"
 )
-TRITON = pytest.param("triton", marks=needs_interpreter)
+TRITON, TRITON_MLA = (pytest.param(name, marks=needs_interpreter) for name in ("triton", "triton-mla"))
 KV_BACKENDS = ["reference", "reference-pallas", TRITON]
-ALL = [*KV_BACKENDS, "reference-mla"]
+ALL = [*KV_BACKENDS, "reference-mla", TRITON_MLA]
 NOT_COUNTS = [-1, True, 2.0, math.nan, None, "2"]
 WITHOUT_INTERPRETER = """
 import torch
@@ -109,7 +109,7 @@ def test_a_spoilt_call_changes_nothing(backend, what):
 @pytest.mark.parametrize("backend", ALL)
 def test_metadata_of_another_backend_changes_nothing(backend):
     step = Step(backend)
-    step.metadata = Step("reference" if backend == "reference-mla" else "reference-mla").metadata
+    step.metadata = Step("reference" if "mla" in backend else "reference-mla").metadata
     step.refused("metadata: expected .*Metadata, got .*Metadata")
 
 

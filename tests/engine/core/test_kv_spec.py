@@ -158,6 +158,14 @@ def test_llama_3_70b_on_two_ranks():
     assert spec.bytes_per_token == 163_840 == 160 * KIB
 
 
+@pytest.mark.parametrize("pp,layers", [(1, (80,)), (2, (40, 40)), (3, (27, 27, 26)), (80, (1,) * 80)])
+def test_layers_are_spread_over_stages_and_the_fullest_counts(pp, layers):
+    spec = lookup("llama-3-70b").kv_spec("fp16", tp=2, pp=pp)
+    assert spec.layers_by_stage == layers
+    assert sum(layers) == 80
+    assert spec.bytes_per_token == layers[0] * 2048
+
+
 @pytest.mark.parametrize(
     "name,kib",
     [

@@ -101,3 +101,32 @@ def test_whoever_is_not_there_cannot_be_swapped(call):
 def test_host_memory_has_no_negative_size():
     with pytest.raises(ValueError, match="host_blocks"):
         swapping(4, -1)
+
+
+def wrong_calls():
+    """Calls that a caller must not make: (name, call of allocator, a running request, one that is swapped out, one that
+    nobody knows)."""
+    return {
+        "a child twice": lambda pool, runs, away, new: pool.fork(runs, [new, new]),
+        "its own child": lambda pool, runs, away, new: pool.fork(runs, [runs]),
+        "its own child among others": lambda pool, runs, away, new: pool.fork(runs, [new, runs]),
+        "a child in host memory": lambda pool, runs, away, new: pool.fork(runs, [away]),
+        "out twice": lambda pool, runs, away, new: pool.swap_out([runs, runs]),
+        "in twice": lambda pool, runs, away, new: pool.swap_in([away, away], [11, 11]),
+        "in with fewer tokens than computed": lambda pool, runs, away, new: pool.swap_in([away], [3]),
+        "in with no tokens": lambda pool, runs, away, new: pool.swap_in([away], [0]),
+        "admitted while away": lambda pool, runs, away, new: pool.admit(away, 11),
+    }
+
+
+@pytest.mark.parametrize("wrong", wrong_calls())
+def test_a_wrong_call_is_refused_before_anything_changes(wrong):
+    allocator = swapping(12, 4)
+    runs, away = prompted(allocator, 10), prompted(allocator, 10, name="away")
+    allocator.swap_out([away])
+    before = allocator.stats(), list(allocator.block_table(runs)), allocator.num_free_host_blocks
+    with pytest.raises(ValueError, match=r"twice|swapped out|has computed more"):
+        wrong_calls()[wrong](allocator, runs, away, Request("new", 10, 100))
+    assert (allocator.stats(), list(allocator.block_table(runs)), allocator.num_free_host_blocks) == before
+    allocator.check()
+    assert isinstance(allocator.swap_in([away], [11]), Grant)

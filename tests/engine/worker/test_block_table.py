@@ -99,6 +99,29 @@ def test_what_is_staged_arrives_as_what_is_committed(steps, num_rows):
         assert torch.equal(committed.gpu, staged.gpu)
 
 
+@settings(max_examples=60, deadline=None)
+@given(actions)
+def test_a_table_that_takes_what_another_sends_has_the_same_on_its_device(steps):
+    leading, following = BlockTable(ROWS, WIDTH, 4), BlockTable(ROWS, WIDTH, 4)
+    model: list[list[int]] = [[] for _ in range(ROWS)]
+    for action in [*steps, ("commit", ROWS)]:
+        if action[0] != "commit":
+            act(leading, model, action)
+            continue
+        num_rows = action[1]
+        entries = leading.due(num_rows)
+        assert len(leading.due(num_rows).indices) == 0
+        following.take(entries)
+        for table in (leading, following):
+            table.stage_entries(entries)
+            table.send_staged()
+        assert torch.equal(leading.gpu, following.gpu)
+        rows = np.repeat(np.arange(num_rows), [len(blocks) for blocks in model[:num_rows]])
+        places = np.array([place for blocks in model[:num_rows] for place in range(len(blocks))], np.int64)
+        slots = [table.slot_mapping(rows, 4 * places + 1).tolist() for table in (leading, following)]
+        assert slots[0] == slots[1]
+
+
 def test_more_than_a_graph_has_room_for_is_sent_at_once():
     table = BlockTable(2, 600, 4)
     for row in range(2):

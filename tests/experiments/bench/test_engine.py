@@ -173,6 +173,7 @@ def test_tables_come_back_as_they_were():
         ("void at::native::reduce_kernel<512, 1>", "small kernels"),
         ("rotate_kernel", "small kernels"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collectives"),
     ],
 )
 def test_kernels_belong_to_parts(name, part):

@@ -42,6 +42,14 @@ def test_a_curve_a_policy_and_a_line_without_bound(lab, monkeypatch):
     assert "n = 20 prompts, the last 10 measured" in picture.caption
 
 
+def test_the_sizes_that_were_asked_for_are_on_the_curve(lab):
+    lab.cached.sizes = (3, 5)
+    (picture,) = pressure_pictures.hit_rates(lab)
+    _, plotted = drawn(picture)
+
+    assert set(plotted["num_blocks"]) == {3, 5, *pressure_pictures.CURVE}
+
+
 def test_nothing_is_drawn_without_a_trace():
     assert pressure_pictures.hit_rates(Lab()) == []
 

@@ -12,7 +12,6 @@ from engine.attention.kernels.pages import Pages
 from engine.attention.kernels.resources import (
     TOOLS,
     Resources,
-    hopper_descriptor,
     resident,
     rows,
     serialized,
@@ -20,16 +19,17 @@ from engine.attention.kernels.resources import (
     widest_access,
     write_table,
 )
+from engine.attention.kernels.signatures import hopper_descriptor
 from engine.attention.kernels.variants import hopper, variants
 
 KERNELS = {
     *("plan_kernel", "decode_kernel", "reduce_kernel", "prefill_kernel", "write_kernel", "copy_kernel"),
     *("shared_kernel", "shared_plan_kernel", "merge_kernel"),
-    *("mla_decode_kernel", "mla_prefill_kernel", "mla_write_kernel"),
 }
-COMPILED = {"sm_80": KERNELS, "sm_90": KERNELS | {"hopper_kernel"}}
-MORE = {"sm_80": {"mla_reduce_kernel"}, "sm_90": {"mla_reduce_kernel", "mla_hopper_kernel", "mla_pair_kernel"}}
-"""In the stored table besides: compiling Hopper's for latents takes half a minute."""
+ALL = {"sm_80": KERNELS, "sm_90": KERNELS | {"hopper_kernel"}}
+LATENTS = {"mla_decode_kernel", "mla_prefill_kernel", "mla_reduce_kernel", "mla_write_kernel"}
+"""Compiled in test_mla_resources.py."""
+OF_LATENTS = {"sm_80": LATENTS, "sm_90": LATENTS | {"mla_hopper_kernel", "mla_pair_kernel"}}
 HOPPER_SPILL_BYTES = 96
 """Scalars that its warps keep over their loops; the smallest vector of scores would be 256."""
 COMPILE = """
@@ -43,12 +43,12 @@ def chosen(architecture):
     seen = {}
     for variant in variants(architecture):
         options = dict(variant.options)
+        if variant.kernel.__name__.startswith("mla_"):
+            continue
         plain = bool(options.get("WINDOW")) == bool(options.get("SOFT_CAP")) and "BOX" not in options
         if variant.dtype == "bf16" and options.get("D", 128) == 128 and plain:
             apart = architecture == 90 and options.get("WINDOW")  # on sm_80 the last one serves: window and soft-cap
-            fp8, latent = options.get("FP8"), "RANK" in options and "TOKENS" not in options
-            if latent and options["PAGES"] != "whole":
-                continue
+            fp8 = options.get("FP8")
             if not fp8 or variant.kernel.__name__ != "prefill_kernel" or options["PAGES"] != "divide":
                 seen[variant.kernel.__name__, options.get("PAGES"), apart, options.get("SHARED"), fp8] = variant
     return seen.values()
@@ -118,7 +118,7 @@ def table():
 
 def test_every_kernel_and_address_arithmetic_compiles_for_both_architectures(table):
     found = {(row["kernel"], row["pages"], row["architecture"]) for row in table}
-    for architecture, kernels in COMPILED.items():
+    for architecture, kernels in ALL.items():
         assert {kernel for kernel, _, arch in found if arch == architecture} == kernels
         for kernel in ("decode_kernel", "prefill_kernel"):
             for mode in ("contiguous", "shift", "divide", "whole"):
@@ -140,10 +140,7 @@ def test_what_reads_an_fp8_cache_compiles_by_instructions_and_by_bits(table):
 
 def test_decode_spills_nothing_and_several_programs_share_a_multiprocessor(table):
     for row in table:
-        if (
-            row["kernel"] not in ("prefill_kernel", "mla_prefill_kernel", "hopper_kernel")
-            and row["architecture"] == "sm_90"
-        ):
+        if row["kernel"] not in ("prefill_kernel", "hopper_kernel") and row["architecture"] == "sm_90":
             assert row["spill_bytes"] == "0", row
         if row["kernel"] == "decode_kernel" and row["architecture"] == "sm_90" and row["pages"] != "contiguous":
             assert int(row["programs_per_sm"]) >= 2, row
@@ -154,15 +151,13 @@ def test_attention_runs_on_tensor_cores(table):
     for row in table:
         if row["kernel"] == "decode_kernel":
             assert int(row["mma"]) > 0, row
-        if row["kernel"] in ("mla_decode_kernel", "mla_prefill_kernel"):
-            assert int(row["mma"]) + int(row["wgmma"]) > 0, row
         if row["kernel"] in ("prefill_kernel", "hopper_kernel", "shared_kernel"):
             assert int(row["wgmma" if row["architecture"] == "sm_90" else "mma"]) > 0, row
 
 
 def test_writes_and_copies_move_whole_vectors(table):
     """Which takes every number that bounds one to be known as divisible by 16."""
-    found = [row for row in table if row["kernel"] in ("write_kernel", "mla_write_kernel", "copy_kernel")]
+    found = [row for row in table if row["kernel"] in ("write_kernel", "copy_kernel")]
     assert found
     for row in found:
         assert row["access_bytes"] == "16", row
@@ -231,8 +226,9 @@ def test_the_widest_access_by_hand(ptx, expected):
 def test_variants_are_distinct_and_of_every_kernel(architecture):
     found = variants(architecture)
     assert len(set(found)) == len(found)
-    name = f"sm_{architecture}"
-    assert {variant.kernel.__name__ for variant in found} == COMPILED[name] | MORE[name]
+    assert {variant.kernel.__name__ for variant in found} == ALL[f"sm_{architecture}"] | OF_LATENTS[
+        f"sm_{architecture}"
+    ]
 
 
 @pytest.mark.parametrize(
