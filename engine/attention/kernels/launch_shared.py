@@ -1,8 +1,7 @@
 """Launcher of decode attention over shared prefixes: the shared keys once, the rows' own keys, and their merge.
 
 Neither waits for the device nor reads it. Which rows share what, and how much, is data on the device, as lengths are: a
-captured call is replayed with other groups, up to the rows of the table of groups. The launch itself is a constant:
-where nothing is shared the plain kernel has two launches less.
+captured call is replayed with other groups, up to the rows of the table. Plain decode has two launches less.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from engine.attention.kernels import tuning, tuning_mla, tuning_shared
 from engine.attention.kernels.inputs import MAX_HEAD_SIZE, MAX_RANK, MAX_ROTARY
-from engine.attention.kernels.resources import ARCHITECTURES, switches_of, tile_of
+from engine.attention.kernels.resources import ARCHITECTURES, head_size_of, switches_of, tile_of
 from engine.attention.kernels.shared_memory import OPT_IN_KIB, fitting, program_bytes, room
 from engine.attention.kernels.tuning import DecodeConfig, DecodeShape, PrefillConfig, PrefillShape
 from engine.attention.kernels.variants import variants
@@ -24,8 +24,6 @@ GROUPS = (1, 16, 71)
 BATCHES = ((1, 65_536), (32, 512), (512, 65_536))
 
 
-NAMED = ("D", "RANK"), ("num_stages", "STAGES")
-"""Options that become columns of the table."""
 COLUMNS = ("kernel", "architecture", "dtype", "head_size", "tile", "pages", "num_stages", "switches")
 
 
@@ -117,11 +115,12 @@ def bound_of(row):
     if kernel not in ("decode_kernel", "prefill_kernel", "shared_kernel", "mla_decode_kernel", "mla_prefill_kernel"):
         return None
     block_m, block_n = map(int, row["tile"].split("x"))
-    size, capability = int(row["head_size"]), int(row["architecture"].removeprefix("sm_"))
+    size, _, rotary = row["head_size"].partition("+")
+    capability = int(row["architecture"].removeprefix("sm_"))
     config = SimpleNamespace(block_m=block_m, block_n=block_n, num_stages=int(row["num_stages"]))
-    shape = DecodeShape(1, 8, block_m, size, 1 if fp8 else 2, 8192, 16, NUM_SMS, capability)
+    shape = DecodeShape(1, 8, block_m, int(size), 1 if fp8 else 2, 8192, 16, NUM_SMS, capability)
     if kernel.startswith("mla"):
-        return tuning_mla.latent_bytes(block_m, config, shape, tuning_mla.ROTARY)
+        return tuning_mla.latent_bytes(block_m, config, shape, int(rotary))
     if kernel == "decode_kernel":
         return tuning.decode_bytes(config, shape)
     if kernel == "shared_kernel":
@@ -154,7 +153,8 @@ def test_the_stored_table_has_a_row_for_every_variant():
         wanted = []
         for variant in variants(architecture):
             options = dict(variant.options)
-            size, stages = (next((str(options[key]) for key in keys if key in options), "") for keys in NAMED)
+            stages = str(options.get("num_stages", options.get("STAGES", "")))
+            size = str(head_size_of(variant.kernel, options))
             what = size, tile_of(options), options.get("PAGES", ""), stages, switches_of(options)
             wanted.append((variant.kernel.__name__, f"sm_{architecture}", variant.dtype, *what))
         assert Counter(wanted) == Counter(row for row in stored if row[1] == f"sm_{architecture}")
