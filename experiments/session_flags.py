@@ -22,7 +22,8 @@ class SessionFlags:
     turns: Annotated[
         Text,
         _option(
-            "Turns of a conversation: fixed:N, geometric:MEAN or uniform:LOW-HIGH [chat: geometric:4; fig17: geometric:10; no others]."
+            "Turns of a conversation: fixed:N, geometric:MEAN or uniform:LOW-HIGH [chat: geometric:4; fig17: "
+            "geometric:10; others have none]."
         ),
     ] = None
     think_time: Annotated[
