@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.core.allocator import Refusal
 from engine.core.registry import make_allocator
+from experiments.cells import task_of
 from experiments.resolve import pool_config
-from sim.arrivals import LengthLimits, requests_of
+from experiments.sharing import width_of
+from sim.simulate import requests_for
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -33,9 +35,10 @@ def _rejects_all(summary: dict[str, Any] | None) -> bool:
 def _sentence(plan: Plan, cell: Cell) -> str:
     head = f"{cell.allocator} at block size {cell.block_size} rejected every request"
     allocator = make_allocator(cell.allocator, pool_config(plan.config, cell))
-    smallest = _smallest(plan, cell, allocator)
+    smallest, width = _smallest(plan, cell, allocator), width_of(plan.config)
     if smallest is None:
-        return f"{head}: each is longer than max_model_len or the pool"
+        pool = "the pool" if width == 1 else f"than the pool holds for {width} sequences that run together"
+        return f"{head}: each is longer than max_model_len or {pool}"
     refusal, request = smallest
     needed, largest = (blocks * cell.block_size for blocks in (refusal.needed_blocks, refusal.free_blocks))
     what = f"the {needed:,} tokens that its smallest request may grow to (prompt + max_tokens, rounded up) exceed"
@@ -48,8 +51,6 @@ def _sentence(plan: Plan, cell: Cell) -> str:
 def _smallest(plan: Plan, cell: Cell, allocator: KVAllocator) -> tuple[Refusal, Request] | None:
     """The request of the smallest need that it refuses for ever; None if the lengths alone had every request turned
     away."""
-    capacity = allocator.capacity_blocks * allocator.block_size
-    limits = LengthLimits(plan.limits.max_model_len, capacity, plan.config.scheduler.too_long)
-    requests = requests_of(plan.trace(cell), limits, lambda row: None)
+    requests = requests_for(task_of(plan, cell).spec, plan.trace(cell), lambda row: None, allocator)
     refused = ((refusal, r) for r in requests if (refusal := allocator.refuses_forever(r)) is not None)
     return min(refused, key=lambda pair: pair[0].needed_blocks, default=None)

@@ -21,7 +21,10 @@ class SessionFlags:
 
     turns: Annotated[
         Text,
-        _option("Turns of a conversation: fixed:N, geometric:MEAN or uniform:LOW-HIGH [geometric:4; fig17: 10]."),
+        _option(
+            "Turns of a conversation: fixed:N, geometric:MEAN or uniform:LOW-HIGH [chat: geometric:4; fig17: "
+            "geometric:10; others have none]."
+        ),
     ] = None
     think_time: Annotated[
         Text,

@@ -21,7 +21,7 @@ class SharingFlags:
 
     num_samples: Annotated[
         Text,
-        _option("Sequences of each request, all of its output length, from one prompt [1]."),
+        _option("Sequences of each request, all of its output length, from one prompt; simulated only [1]."),
     ] = None
     beam_width: Annotated[Text, _option("Beams of a search, in place of samples [no search].")] = None
     samples_as: Annotated[

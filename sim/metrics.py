@@ -283,7 +283,8 @@ SUMMED = (
     "num_computed_tokens",
     "num_recomputed_tokens",
 )
-"""Fields of a row that add up over requests."""
+"""Fields of a row that add up over requests. Of a group a row has the output tokens of one sequence, by which latencies
+are told, and what all of them computed; a summary has the output tokens of all, as throughput does."""
 
 
 def strict_json(value: Any) -> Any:

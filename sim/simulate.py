@@ -55,7 +55,7 @@ class RunSpec:
     end_s: float | None = None
     """Simulated time at which the run is cut; None drains."""
     num_snapshots: int = 0
-    """Pictures of the pool, evenly spaced up to the last arrival or the cut."""
+    """Pictures of the pool, evenly spaced up to the last arrival or the cut; ever farther apart if all come at 0."""
     max_concurrency: int | None = None
     """Most requests inside at once; others wait with their clients."""
     record_steps: bool = False

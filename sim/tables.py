@@ -37,6 +37,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     span_s = (window.stop - window.start) / PS
     backlog = run.backlog
     counts = metrics.counts(run.rows)
+    counts["num_output_tokens"] *= run.spec.num_samples  # a row has those of one sequence
     prefix = run.prefix
     return {
         "allocator": run.spec.allocator,

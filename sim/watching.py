@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sim.simulate import RunSpec
 
 
+FIRST_PS, LAST_PS = 10**9, 86_400 * 10**12
+"""Of pictures of a run whose length nobody knows."""
+
+
 def recorder_for(spec: RunSpec, scheduler: Scheduler, frame: Frame) -> Recorder:
     """A fresh one; pictures are spread up to the last arrival or the cut."""
     window = frame.window
@@ -52,4 +56,8 @@ def _final_tokens(final_token_has_slot: bool) -> Callable[[Request], int]:
 
 
 def _snapshot_times(span: int, count: int) -> Sequence[int]:
+    """Evenly over the span. Where all come at once nobody knows how long they will take: then at 0, and from a
+    millisecond to a day at distances that grow by a constant factor."""
+    if not span and count > 1:
+        return [0, *(round(FIRST_PS * (LAST_PS / FIRST_PS) ** (i / max(count - 2, 1))) for i in range(count - 1))]
     return [span * i // count for i in range(count)] if count else ()

@@ -57,7 +57,8 @@ class Asked:
         peak = 0
         while scheduler.has_work:
             batch = scheduler.schedule()
-            assert batch.num_seqs and not batch.preempted
+            assert batch.num_seqs
+            assert not batch.preempted
             peak = max(peak, allocator.stats().num_referenced)
             scheduler.update(batch, executor.submit(batch))
             peak = max(peak, allocator.stats().num_referenced)
@@ -121,7 +122,7 @@ def test_the_simulator_serves_whom_the_rule_serves_and_a_larger_pool_no_fewer(as
         served = now
 
 
-@pytest.mark.parametrize(("capacity", "status"), [(28, "rejected"), (29, "finished"), (40, "finished")])
+@pytest.mark.parametrize("capacity, status", [(28, "rejected"), (29, "finished"), (40, "finished")])
 def test_a_prompt_of_400_tokens_is_there_once(capacity, status):
     """25 full blocks of 16 and four tails."""
     spec = RunSpec("paged", PoolConfig(capacity, 16, 2048), SchedulerConfig(2048), num_samples=4)
