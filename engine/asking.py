@@ -108,7 +108,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if len(prompts) and not isinstance(prompts[0], str | Sequence | np.ndarray):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def params_of(
