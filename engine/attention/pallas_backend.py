@@ -42,7 +42,7 @@ ALIGNED_BYTES = 64
 """Where JAX on a CPU takes memory without a copy."""
 CHUNK_ROWS = 64
 """Rows of the score matrix, queries times heads of a group, where rows have more than one query."""
-INSTALL = "pip install 'pagelab[pallas]' (on a GPU 'jax[cuda13]')"
+INSTALL = "pip install -e '.[pallas]' (on a GPU: 'jax[cuda13]')"
 
 
 def load() -> Any:

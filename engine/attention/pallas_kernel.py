@@ -61,12 +61,15 @@ class Step(NamedTuple):
     """[1]"""
 
 
-@functools.partial(jax.jit, static_argnames="tiling")
 def paged_attention(q: jax.Array, kv_cache: jax.Array, step: Step, *, tiling: Tiling) -> jax.Array:
     """Output [T, H, D] of q [T, H, D] over kv_cache [NB, BS, 2*KH, D]; tokens of no row, and rows of length 0, give 0.
 
     Nothing waits for the device. Compiled once for each set of shapes and each tiling.
     """
+    return (interpreted if tiling.interpret else compiled)(q, kv_cache, step, tiling=tiling)
+
+
+def _paged_attention(q: jax.Array, kv_cache: jax.Array, step: Step, *, tiling: Tiling) -> jax.Array:
     tile_rows, tile_queries = tiles_of(step, len(q), tiling.queries)
     num_kv_heads = kv_cache.shape[2] // 2
     operands = tile_rows, tile_queries, *step[:3], q, kv_cache, jnp.zeros_like(q)
@@ -81,6 +84,15 @@ def paged_attention(q: jax.Array, kv_cache: jax.Array, step: Step, *, tiling: Ti
     )
     out: jax.Array = attend(*operands)
     return out
+
+
+compiled = jax.jit(_paged_attention, static_argnames="tiling")
+interpreted = jax.jit(
+    _paged_attention,
+    static_argnames="tiling",
+    # What the interpreter makes is long and run a few times: optimizing it takes longer than it saves.
+    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+)
 
 
 def tiles_of(step: Step, num_tokens: int, queries: int) -> tuple[jax.Array, jax.Array]:
