@@ -6,7 +6,8 @@ heads, and JAX reads that very memory. The output is JAX's, given to torch as it
 strided, and where a step's sizes are not powers of two: each other size would be compiled anew.
 
 On a GPU every hand-over orders the streams of both, and nothing waits for the device, but JAX issues to a stream of its
-own: no CUDA graph can hold the calls.
+own: no CUDA graph can hold the calls. On a CPU they are waited for, and what XLA copies between the interpreter's
+programs is its own affair.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from engine.attention.checks import (
 )
 from engine.attention.kv_scales import KVScales
 from engine.attention.layouts import KVLayout
-from engine.attention.libraries.found import LibraryMissingError, imported, why_not_here
+from engine.attention.libraries.found import LibraryMissingError, imported, one_line, why_not_here
 from engine.attention.metadata import PallasMetadata
 from engine.attention.reference import write_kv
 from engine.attention.reference_backends import ReferencePallas
@@ -40,6 +41,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """JAX has no 64 bits unless the whole process switches them on."""
 ALIGNED_BYTES = 64
 """Where JAX on a CPU takes memory without a copy."""
+SMALLEST = 8
+"""Tokens, rows and blocks a row that a compiled call has at least: fewer are not worth another compilation."""
 CHUNK_ROWS = 64
 """Rows of the score matrix, queries times heads of a group, where rows have more than one query."""
 INSTALL = "pip install -e '.[pallas]' (on a GPU: 'jax[cuda13]')"
@@ -64,6 +67,7 @@ class PallasImpl(AttentionImpl[PallasMetadata]):
         except LibraryMissingError as error:
             raise AttentionInputError(str(error)) from error
         self.jax = imported("jax", INSTALL)
+        self._has_cuda = False
 
     def check_write(
         self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: PallasMetadata
@@ -88,7 +92,7 @@ class PallasImpl(AttentionImpl[PallasMetadata]):
         k_cache, v_cache = self.split(kv_cache)
         check_caches(k_cache, v_cache, DTYPES)
         check_shape("kv_cache (K)", k_cache, ("NB", "BS", self.config.num_kv_heads, self.config.head_size))
-        if kv_cache.is_cuda:
+        if kv_cache.is_cuda and not self._has_cuda:
             self._need_cuda()
         return k_cache, v_cache
 
@@ -97,15 +101,16 @@ class PallasImpl(AttentionImpl[PallasMetadata]):
         try:
             self.jax.devices("cuda")
         except RuntimeError as error:
-            raise AttentionInputError(f"kv_cache: is on a CUDA device, where JAX is not: {INSTALL}: {error}") from error
+            why = f"kv_cache: is on a CUDA device, where JAX is not: {INSTALL}: {one_line(error)}"
+            raise AttentionInputError(why) from error
+        self._has_cuda = True
 
     def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: PallasMetadata) -> None:
-        write = write_kv
-        if kv_cache.is_cuda:
-            from engine.attention.kernels import launch
+        if not kv_cache.is_cuda:
+            return write_kv(key, value, *self.split(kv_cache), metadata.slot_mapping)
+        from engine.attention.kernels import launch
 
-            write = launch.write_kv
-        write(key, value, *self.split(kv_cache), metadata.slot_mapping)
+        launch.write_kv(key, value, *self.split(kv_cache), metadata.slot_mapping)
 
     def _attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: PallasMetadata, out: torch.Tensor | None
@@ -113,25 +118,38 @@ class PallasImpl(AttentionImpl[PallasMetadata]):
         num_tokens, num_rows = len(query), len(metadata.context_lens)
         if not num_tokens or not num_rows:
             return torch.zeros_like(query) if out is None else out.zero_()
-        whole = next_power_of_2(num_tokens)
+        whole = whole_size(num_tokens)
         padded = query.detach().contiguous() if whole == num_tokens else _longer(query.detach(), whole)
         tiling = self._tiling(query, decodes=num_tokens == num_rows)
         cache = self._from_torch(kv_cache.detach(), copy=False)
-        result = self.kernel.paged_attention(self._from_torch(padded), cache, self._step(metadata), tiling=tiling)
-        if not kv_cache.is_cuda:
+        ordered = kv_cache.is_cuda and self._orders_streams(cache)
+        operands = self._from_torch(padded), cache, self._step(metadata)
+        if kv_cache.is_cuda and not ordered:
+            torch.cuda.current_stream(kv_cache.device).synchronize()
+        result = self.kernel.paged_attention(*operands, tiling=tiling)
+        if not ordered:
             result.block_until_ready()
-        found = torch.from_dlpack(result)[:num_tokens]
+        found = torch.utils.dlpack.from_dlpack(result)[:num_tokens]
         return found if out is None else out.copy_(found)
 
     def _from_torch(self, tensor: torch.Tensor, copy: bool | None = None) -> Any:
         """The same memory as a jax array; streams are ordered by the hand-over."""
         return self.jax.dlpack.from_dlpack(tensor, copy=copy)
 
+    def _orders_streams(self, array: Any) -> bool:
+        """Whether a hand-over orders streams: not every client of JAX names the one that has to wait."""
+        (device,) = array.devices()
+        try:
+            device.get_stream_for_external_ready_events()
+        except RuntimeError:
+            return False
+        return True
+
     def _step(self, metadata: PallasMetadata) -> Any:
         """The addresses in sizes of powers of two, for jax: made by the first layer, found by the others."""
         if "pallas" not in metadata.plans:
             table, starts = metadata.block_tables, metadata.query_start_loc
-            rows, columns = next_power_of_2(len(table)), next_power_of_2(table.shape[1])
+            rows, columns = whole_size(len(table)), whole_size(table.shape[1])
             if (rows, columns) != table.shape:
                 table = torch.nn.functional.pad(table, (0, columns - table.shape[1], 0, rows - len(table)))
             lens = _longer(metadata.context_lens, rows)
@@ -156,9 +174,9 @@ class PallasImpl(AttentionImpl[PallasMetadata]):
         )
 
 
-def next_power_of_2(count: int) -> int:
-    """The smallest power of two that is not less; of 0: 1."""
-    return 1 << max(0, count - 1).bit_length()
+def whole_size(count: int) -> int:
+    """The smallest power of two that is neither less nor below SMALLEST."""
+    return max(SMALLEST, 1 << max(0, count - 1).bit_length())
 
 
 def _longer(tensor: torch.Tensor, length: int) -> torch.Tensor:

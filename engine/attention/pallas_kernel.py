@@ -66,16 +66,18 @@ def paged_attention(q: jax.Array, kv_cache: jax.Array, step: Step, *, tiling: Ti
 
     Nothing waits for the device. Compiled once for each set of shapes and each tiling.
     """
-    return (interpreted if tiling.interpret else compiled)(q, kv_cache, step, tiling=tiling)
+    out: jax.Array = (interpreted if tiling.interpret else compiled)(q, kv_cache, step, tiling=tiling)
+    return out
 
 
 def _paged_attention(q: jax.Array, kv_cache: jax.Array, step: Step, *, tiling: Tiling) -> jax.Array:
     tile_rows, tile_queries = tiles_of(step, len(q), tiling.queries)
     num_kv_heads = kv_cache.shape[2] // 2
     operands = tile_rows, tile_queries, *step[:3], q, kv_cache, jnp.zeros_like(q)
+    like: Any = jax.ShapeDtypeStruct
     attend = pl.pallas_call(
         functools.partial(_attend, tiling=tiling, group=tiling.num_heads // num_kv_heads),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=like(q.shape, q.dtype),
         grid=(len(tile_rows), num_kv_heads),
         input_output_aliases={len(operands) - 1: 0},  # zeros where no tile writes
         interpret=tiling.interpret,
