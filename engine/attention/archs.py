@@ -35,6 +35,7 @@ class Archs:
 
 ANY_DEVICE = Archs()
 
-Graphs = Literal["no", "planned lengths", "any lengths"]
-"""Whether calls can be captured in a CUDA graph: not, as they wait for the device; for the lengths that were planned
-outside of it; or for whatever its tensors hold when it is replayed."""
+Graphs = Literal["no", "own stream", "planned lengths", "any lengths"]
+"""Whether calls can be captured in a CUDA graph: not, as they wait for the device; not, as they issue to a stream
+of their own, though nothing waits; for the lengths that were planned outside of it; or for whatever its tensors hold
+when it is replayed."""

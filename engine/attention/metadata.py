@@ -102,6 +102,8 @@ class PallasMetadata:
     query_start_loc: torch.Tensor
     num_seqs: torch.Tensor
     """[1] int32: rows beyond it are padding and never looked at."""
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """As of AttentionMetadata."""
 
     def __post_init__(self) -> None:
         check_index("slot_mapping", self.slot_mapping, ("T",), torch.int64)

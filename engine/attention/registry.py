@@ -9,6 +9,7 @@ from engine.attention.checks import short
 from engine.attention.libraries.flash_attention import FlashAttention2Backend, FlashAttention3Backend
 from engine.attention.libraries.flash_mla import FlashMLABackend
 from engine.attention.libraries.flashinfer import FlashInferBackend
+from engine.attention.pallas_backend import PallasBackend
 from engine.attention.reference_backends import (
     ReferenceBackend,
     ReferenceFlashAttention,
@@ -37,6 +38,7 @@ BACKENDS: MappingProxyType[str, type[AttentionBackend]] = MappingProxyType(
             FlashAttention3Backend,
             FlashAttention2Backend,
             FlashMLABackend,
+            PallasBackend,
         )
     }
 )

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PREFIX: Final = "backend/"
 """Before a backend's name in the column `peer`: the libraries called directly are peers by their own names."""
 ALL: Final = "all"
+OWN_STREAM: Final = "own stream"
+ISSUED: Final = "issued one by one"
+"""Said of those whose time has the host's in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class ThroughTheInterface:
         def attend(one: InputSet) -> Tensor:
             return layer.attend(one.q, one.cache.view(pool), step, one.out)
 
-        return Entry(each(problem, attend), config=layout.value)
+        captured = backend.capabilities().graphs != OWN_STREAM
+        how = layout.value if captured else f"{layout.value} {ISSUED}"
+        return Entry(each(problem, attend), config=how, captured=captured)
 
 
 def named(words: Sequence[str]) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class Bench:
                 return self._row(
                     problem.shape, one, status="wrong", reason=text, relative_error=error, config=entry.config
                 )
-            timing = measure(entry.calls, self.stopwatch)
+            timing = measure(entry.calls, self.stopwatch, captured=entry.captured)
         except UnsupportedError as reason:
             return self._row(problem.shape, one, status="unsupported", reason=str(reason))
         except Exception as problem_of_theirs:  # noqa: BLE001 - whatever a library raises is its row's reason

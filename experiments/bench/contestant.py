@@ -36,6 +36,8 @@ class Entry:
     """The output [T, H, D] from what the first call returned; None: it is in the first set's `out`."""
     config: str = ""
     """How the kernel was launched, where the contestant knows."""
+    captured: bool = True
+    """Whether a CUDA graph can hold the calls."""
 
 
 class Contestant(Protocol):

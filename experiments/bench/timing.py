@@ -1,5 +1,8 @@
 """Device time of a call: all calls of a measurement are captured in one CUDA graph, which is replayed and timed.
 
+Calls that no graph can hold are issued one after another instead: what the host takes longer than the device is then in
+their time, and their rows say so.
+
 A graph keeps the host out of the gaps between launches; a call for each of several input sets keeps the caches out of
 the numbers: between two reads of a byte at least `BETWEEN_REREADS_BYTES` pass (the L2 of an H200 holds 60 MiB), or 64
 sets where that is less.
@@ -33,6 +36,17 @@ class Timing(NamedTuple):
     num_replays: int
 
 
+class Issued(NamedTuple):
+    """In the place of a graph: calls that a graph cannot hold."""
+
+    calls: Sequence[Call]
+
+    def replay(self) -> None:
+        """Issues them again."""
+        for call in self.calls:
+            call()
+
+
 class Stopwatch(Protocol):
     """What can capture calls and time their replay; a CUDA device, or a test's own."""
 
@@ -54,18 +68,18 @@ def num_sets(bytes_of_set: int) -> int:
     return max(least, min(MAX_SETS, -(-BETWEEN_REREADS_BYTES // bytes_of_set)))
 
 
-def measure(calls: Sequence[Call], stopwatch: Stopwatch) -> Timing:
+def measure(calls: Sequence[Call], stopwatch: Stopwatch, *, captured: bool = True) -> Timing:
     """Time of one call: median, 20th and 80th percentile over replays of a graph that holds each call once.
 
     Every call runs once before (compilation, handles, workspaces), and the graph twice, to see how many replays fill
-    25 ms: at least 7, at most 40 are timed.
+    25 ms: at least 7, at most 40 are timed. Not `captured`: the calls are issued anew instead of replayed.
     """
     if not calls:
         raise ValueError("nothing to measure: got no calls")
     for call in calls:
         call()
     stopwatch.synchronize()
-    graph = stopwatch.capture(calls)
+    graph = stopwatch.capture(calls) if captured else Issued(calls)
     estimate_s = stopwatch.replay_s(graph, 2)[-1]
     num_replays = max(MIN_REPLAYS, min(MAX_REPLAYS, int(MEASURING_S / max(estimate_s, 1e-9))))
     each_s = sorted(seconds / len(calls) for seconds in stopwatch.replay_s(graph, num_replays))

@@ -51,6 +51,7 @@ def test_every_backend_keeps_the_interface(name):
         ("flash-attn-3", (7, 16, 8, 128), (2, 7, 16, 8, 128)),
         ("flash-attn-2", (7, 256, 8, 128), (2, 7, 256, 8, 128)),
         ("flash-mla", (7, 64, 1, 576), (7, 64, 576)),
+        ("pallas", (7, 16, 8, 128), (7, 16, 16, 128)),
     ],
 )
 def test_shapes_are_those_of_the_chapter(name, arguments, shape):
@@ -86,6 +87,9 @@ def test_the_capability_table_says_what_each_can_do():
     assert rows["flash-attn-2"]["block_sizes"] == "a multiple of 256"
     assert rows["flashinfer"]["layouts"].startswith("(NB, 2, BS, KH, D) ")
     assert rows["flashinfer"]["dtypes"] == "float16 bfloat16"
+    assert rows["pallas"]["layouts"] == "(NB, BS, 2*KH, D)"
+    assert rows["pallas"]["dtypes"] == "float32 float16 bfloat16"
+    assert {name for name, row in rows.items() if row["graphs"] == "own stream"} == {"pallas"}
     assert {name for name, row in rows.items() if row["graphs"] == "any lengths"} == {"triton", "triton-mla"}
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -23,7 +24,10 @@ needs_interpreter = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="tensors on the CPU need Triton's interpreter"
 )
 TRITON, TRITON_MLA = (pytest.param(name, marks=needs_interpreter) for name in ("triton", "triton-mla"))
-KV_BACKENDS = ["reference", "reference-pallas", TRITON]
+PALLAS = pytest.param(
+    "pallas", marks=pytest.mark.skipif(find_spec("jax") is None, reason="the extra pallas is not installed")
+)
+KV_BACKENDS = ["reference", "reference-pallas", TRITON, PALLAS]
 ALL = [*KV_BACKENDS, "reference-mla", TRITON_MLA]
 NOT_COUNTS = [-1, True, 2.0, math.nan, None, "2"]
 WITHOUT_INTERPRETER = """

@@ -30,7 +30,7 @@ class ScriptedStopwatch:
         self.replays.append(num_replays)
         times = []
         for _ in range(num_replays):
-            for call in graph:
+            for call in graph if isinstance(graph, list) else [graph.replay]:
                 call()
             times.append(self.times_s.pop(0) if len(self.times_s) > 1 else self.times_s[0])
         return times

@@ -45,6 +45,18 @@ def test_backends_of_a_layout_are_right_on_its_pool_and_others_say_that_they_nee
     assert line.startswith(f"one pool {rows[0]['config']}, no copies: reference, reference-{native}; not: ")
 
 
+def test_a_backend_on_a_stream_of_its_own_takes_part_and_says_that_no_graph_held_it(stopwatch):
+    if why := get_backend("pallas").unavailable_because():
+        pytest.skip(why)
+    here, _ = entered(named(["pallas"]))
+    assert [one.name for one in here] == ["backend/pallas"]
+    watch = stopwatch(1.0)
+    (row,) = Bench(Arena("cpu", 0), watch).rows(MIXED.with_(layout="interleaved"), here)
+    assert (row["status"], row["config"]) == ("ok", "(NB, BS, 2*KH, D) issued one by one")
+    assert row["relative_error"] < 1e-6
+    assert watch.num_graphs == 0
+
+
 def test_a_backend_that_reads_another_memory_is_wrong(stopwatch, monkeypatch):
     honest = ReferenceImpl._attend
     monkeypatch.setattr(
@@ -66,7 +78,7 @@ def test_names_come_with_commas_or_as_all():
     assert named(["triton,flashinfer", "triton"]) == ("triton", "flashinfer")
     assert named(["triton", "all"]) == tuple(BACKENDS)
     assert named([]) == ()
-    with pytest.raises(ValueError, match=r"unknown attention backend 'tritn'; did you mean triton\?"):
+    with pytest.raises(ValueError, match=r"unknown attention backend 'tritn'; did you mean triton or triton-mla\?"):
         named(["tritn"])
 
 

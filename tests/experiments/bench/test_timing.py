@@ -27,6 +27,16 @@ def test_all_calls_run_once_before_and_are_captured_in_one_graph_in_order(stopwa
     assert seen == [0, 1, 2] * (1 + 2 + MIN_REPLAYS)
 
 
+def test_calls_that_no_graph_holds_are_issued_anew(stopwatch):
+    seen = []
+    watch = stopwatch(0.5)
+
+    measure([lambda i=i: seen.append(i) for i in range(3)], watch, captured=False)
+
+    assert watch.num_graphs == 0
+    assert seen == [0, 1, 2] * (1 + 2 + MIN_REPLAYS)
+
+
 @pytest.mark.parametrize("replay_s,expected", [(10.0, MIN_REPLAYS), (0.001, 25), (1e-6, MAX_REPLAYS)])
 def test_short_graphs_are_replayed_more_often(stopwatch, replay_s, expected):
     assert measure([lambda: None], stopwatch(replay_s)).num_replays == expected

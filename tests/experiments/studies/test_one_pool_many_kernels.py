@@ -1,6 +1,7 @@
 """One pool, many kernels: judged on what every backend does to it; a copy, a lost write and a stale view are misses."""
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
@@ -68,6 +69,7 @@ def test_all_that_run_here_share_each_pool():
     assert {("triton", layout) for layout in LAYOUTS if INTERPRETED} <= ran
     assert found["kernels"].got == max(sum(where == layout for _, where in ran) for layout in LAYOUTS) >= 2
     assert ("reference-pallas", "interleaved") in ran
+    assert (("pallas", "interleaved") in ran) == (find_spec("jax") is not None)
     assert ("reference-pallas", "kv_first") not in ran
 
 
