@@ -152,7 +152,7 @@ def test_a_comparison_on_a_cpu_says_that_its_times_rank_nothing(pagelab, traces,
 
 def test_what_only_a_simulation_has_is_refused_by_its_flag(pagelab, traces, tiny_model):
     words = ("run", "--trace", traces / "open.csv", *POOL, "--backend", "cpu", "-m", tiny_model)
-    for flag, value in (("--tp", "2"), ("--pp", "2"), ("--step-model", "roofline"), ("--kv-cache-dtype", "fp8")):
+    for flag, value in (("--tp", "2"), ("--pp", "2"), ("--step-model", "roofline")):
         done = pagelab(*words, flag, value)
         assert done.code == 2
         assert f"{flag}: " in done.err

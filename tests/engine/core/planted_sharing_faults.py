@@ -125,7 +125,7 @@ SHARING_FAULTS: list[dict[str, Any]] = [
     {
         "fault": "a group counts as one request",
         "where": PAGED + "refuses_forever",
-        "line": "if request.group is not None:",
+        "line": "if request.group is not None and slots > request.num_prompt_tokens:",
         "becomes": "if False:",
         "suite": "paged",
         "law": "test_sharing:test_a_group_too_large_is_refused_for_ever",
