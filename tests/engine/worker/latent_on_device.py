@@ -131,18 +131,21 @@ def _timed_by(name: str, engine: Engine, batches: Sequence[tuple[int, int]], beg
         prompts = torch.randint(vocab, (count, prompt), generator=generator).tolist()
         llm.generate(prompts, SamplingParams(max_tokens=OUTPUTS, temperature=0, ignore_eos=True))
         steps = llm.executor.steps
-        decodes = [one.device_ps for one in steps if one.num_decodes == count and not one.num_chunk_tokens]
+        pure = [one for one in steps if one.num_decodes and not one.num_chunk_tokens]
+        decoding = max(one.num_decodes for one in pure)  # the first may have ended before the last prompt was read
+        decodes = [one.device_ps for one in pure if one.num_decodes == decoding]
         full = [one for one in steps if one.num_chunk_tokens >= limits.max_num_batched_tokens - count]
         yield {
             "model": name,
             "backend": engine.backend.get_name(),
             "sequences": count,
+            "decoding": decoding,
             "prompt_tokens": prompt,
             "block_bytes": engine.block_bytes(BLOCK_SIZE),
             "ready_s": ready_s,
             "decode_steps": len(decodes),
             "decode_us": statistics.median(decodes) / PS_PER_US,
-            "decode_tokens_per_s": count * 1e12 / statistics.median(decodes),
+            "decode_tokens_per_s": decoding * 1e12 / statistics.median(decodes),
             "prefill_tokens_per_s": _prefill_rate(full),
         }
 

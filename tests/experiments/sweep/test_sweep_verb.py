@@ -142,7 +142,10 @@ def test_the_command_line_wins_over_the_file_and_an_axis_over_both(sweep, tmp_pa
         (("--axis", "kv.block_size=8,16", "--shard", "3/2"), "--shard is I/N"),
         (("--axis", "kv.block_size=8,16", "--launcher", "kubernetes"), "known are local, ray, slurm"),
         (("--axis", "kv.block_size=8,16", "--address", "auto"), "--address is for"),
-        (("--axis", "kv.block_size=8,16", "--record", "maps"), "knows requests, timeline, steps, residency, sharing, got maps"),
+        (
+            ("--axis", "kv.block_size=8,16", "--record", "maps"),
+            "knows requests, timeline, steps, residency, sharing, got maps",
+        ),
         (("--axis", "kv.block_size=8,16", "--record", "steps,map"), "sharing, got map; --map-frames keeps maps"),
         (("--axis", "kv.block_size=8,16", "--overwrite", "--resume"), "say one of them"),
         (("--resume",), "nothing is varied"),
