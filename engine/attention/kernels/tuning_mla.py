@@ -76,7 +76,7 @@ def mla_decode_config(shape: DecodeShape, *, hopper: bool = False) -> MLADecodeC
         return MLADecodeConfig(64, DecodeConfig(64, 8, 2, programs=sms, min_piece_tokens=128))
     if shape.capability >= 90:
         # Measured there at 16 heads, the fastest at batches of 64; at 8 x 4k within 6 % of what was, `pair` within 3 %.
-        # Descriptors take 8 to 12 % off, and need tiles within blocks.
+        # Descriptors take 7 to 13 % off, and need tiles within blocks.
         cut = DecodeConfig(32, 4, 3, programs=2 * sms, min_piece_tokens=128)
         return MLADecodeConfig(16, cut, use_tma=shape.block_size % cut.block_n == 0)
     if heads > 16:
