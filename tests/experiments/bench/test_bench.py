@@ -220,7 +220,13 @@ def test_a_missing_library_is_named_with_its_reason(monkeypatch):
     here, missing = joined(list(PEERS))
 
     assert [one.name for one in here] == ["torch-flash", "torch-cudnn", "torch-index-copy"]
-    assert {one.name.split()[0] for one in missing} == {"fa3", "flashinfer", "vllm-triton"}
+    assert {one.name.split()[0] for one in missing} == {
+        "fa3",
+        "flashinfer",
+        "flashinfer-mla",
+        "flash-mla",
+        "vllm-triton",
+    }
     assert all(isinstance(one, Missing) and one.reason for one in missing)
 
 
