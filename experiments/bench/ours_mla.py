@@ -95,9 +95,7 @@ def latent_configs(num_heads: int, sms: int) -> Iterator[Any]:
     from engine.attention.kernels.tuning_mla import HOPPER_HEADS, HOPPER_KEYS, MLADecodeConfig
 
     for programs in (sms, 2 * sms):
-        cut = DecodeConfig(HOPPER_KEYS, 4, 2, programs, 128)
-        yield MLADecodeConfig(HOPPER_HEADS, cut, kernel="pair")
-        yield MLADecodeConfig(HOPPER_HEADS, cut, kernel="hopper")
+        yield MLADecodeConfig(HOPPER_HEADS, DecodeConfig(HOPPER_KEYS, 4, 2, programs, 128), kernel="pair")
     block_m, tiles = (16, NARROW) if num_heads <= 16 else (64, WIDE)
     for block_n, num_warps, num_stages, use_tma, waves in tiles:
         for wave in waves:

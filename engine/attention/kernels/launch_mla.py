@@ -150,7 +150,6 @@ class _Decode:
                 self.plan.pieces,
                 self.rank,
                 self.scale,
-                self.config.kernel,
             )
         else:
             self._portable(q, kv_cache, table, seq_lens, out, workspace, lse)

@@ -13,14 +13,12 @@ from engine.attention.kernels.device import on_device
 from engine.attention.kernels.inputs_mla import LatentMatrix
 from engine.attention.kernels.launch_hopper import DTYPES, HALF, box_rows
 from engine.attention.kernels.matrix import MAX_COORDINATE, VECTOR_BYTES
-from engine.attention.kernels.mla_hopper import mla_hopper_kernel
 from engine.attention.kernels.mla_pair import mla_pair_kernel
 from engine.attention.kernels.plan import DecodePlan
 from engine.attention.kernels.tuning import DecodeConfig
-from engine.attention.kernels.tuning_mla import HOPPER_HEADS, HOPPER_KEYS, Kernel
+from engine.attention.kernels.tuning_mla import HOPPER_HEADS, HOPPER_KEYS
 
 RANK, LATENT = 512, 576
-KERNELS = {"hopper": mla_hopper_kernel, "pair": mla_pair_kernel}
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 
 
@@ -43,7 +41,6 @@ def launch(
     plan: DecodePlan,
     rank: int,
     scale: float,
-    kernel: Kernel,
 ) -> None:
     """Outputs of sequences in one piece, parts of the others. AttentionInputError where it does not take the call."""
     if not takes(q, kv_cache, rank):
@@ -56,7 +53,7 @@ def launch(
     matrix = LatentMatrix.of(kv_cache)
     assert matrix is not None
     with on_device(q):
-        KERNELS[kernel][(cut.grid_heads, cut.max_items)](
+        mla_pair_kernel[(cut.grid_heads, cut.max_items)](
             query_descriptor(q), latent_descriptor(kv_cache, matrix, box), table, seq_lens, plan.items, out, part, lse,
             table.stride(0), out.stride(0), out.stride(1), matrix.rows_per_block, scale, q.shape[1],
             kv_cache.shape[1], **hopper_options(cut.config, box, kv_cache.shape[1], split=cut.split),
@@ -64,7 +61,7 @@ def launch(
 
 
 def hopper_options(config: DecodeConfig, box: int, block_size: int, *, split: bool) -> dict[str, Any]:
-    """What is compiled into either of KERNELS."""
+    """What is compiled into mla_pair_kernel."""
     return {
         "BLOCK_N": config.block_n,
         "STAGES": config.num_stages,

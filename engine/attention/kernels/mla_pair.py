@@ -1,10 +1,14 @@
-"""As `mla_hopper`, in pairs of tiles: each warpgroup has the scores of one tile of a pair, and hands its weights over.
+"""Multi-head latent attention of a decode for Hopper (sm_90) in Gluon: a producer warp, two consumer warpgroups, wgmma.
 
-No product is computed twice (the schedule of FlashMLA, DeepSeek 2025): warpgroup 0 takes the scores of the even tiles,
-warpgroup 1 of the odd ones; each adds the weighted values of both to its half of the columns, its own weights from
-registers, the other's from where the tile's rotary elements were, which nobody needs after the scores. Maxima go from
-even to odd to even. What is free when: the left half of V after warpgroup 0's values, the right half after warpgroup
-1's, weights with whichever half the other one reads last.
+The function of `mla.mla_decode_kernel` for DeepSeek's latent of 512 + 64 elements of two bytes. A program takes a piece
+of one sequence for 64 query heads. The weighted sum of 64 x 512 float32 fills the registers of two warpgroups, so each
+keeps half of its columns. Tiles of 64 latents go in pairs, so that no product is computed twice (the schedule of
+FlashMLA, DeepSeek 2025): warpgroup 0 takes the scores of the even tiles, warpgroup 1 of the odd ones; each adds the
+weighted values of both to its half of the columns, its own weights from registers, the other's from where the tile's
+rotary elements were, which nobody needs after the scores. Maxima go from even to odd to even. A tile lies once in
+shared memory, as K and as V. What is free when: the left half of V after warpgroup 0's values, the right half after
+warpgroup 1's, weights with whichever half the other one reads last. The last tile of a piece comes first: the only one
+that may hold slots behind the sequence, which are masked as K by selection and cleared as V.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -21,27 +25,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from engine.attention.kernels.hopper_consumer import clear_tail
 from engine.attention.kernels.hopper_producer import rows_of_boxes
 from engine.attention.kernels.hopper_softmax import visible
-from engine.attention.kernels.mla_hopper import HEADS, RANK, ROTARY, SIDE, load_columns, load_query, store_side, work_of
+from engine.attention.kernels.mla_pair_parts import (
+    HEADS,
+    ROTARY,
+    SIDE,
+    load_part,
+    load_query,
+    store_side,
+    work_of,
+)
 from engine.attention.kernels.prefill_hopper import barriers
-
-
-@gluon.jit
-def _load_part(
-    KV_DESC, tiles, empty, full, stage, phase, rows,
-    LEFT: gl.constexpr, WITH_ROTARY: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr,
-):  # fmt: skip
-    """The left or the right half of V into its stage, when it is free; of one of them the rotary elements, too."""
-    left, right, rotary = tiles
-    mbarrier.wait(empty.index(stage), phase ^ 1)
-    ready = full.index(stage)
-    COLUMNS: gl.constexpr = SIDE + ROTARY if WITH_ROTARY else SIDE
-    mbarrier.expect(ready, BLOCK_N * COLUMNS * 2)
-    if LEFT:
-        load_columns(KV_DESC, left, stage, ready, rows, 0, SIDE, 2, BOX, BOXES)
-    else:
-        load_columns(KV_DESC, right, stage, ready, rows, SIDE, SIDE, 2, BOX, BOXES)
-    if WITH_ROTARY:
-        load_columns(KV_DESC, rotary, stage, ready, rows, RANK, ROTARY, 2, BOX, BOXES)
 
 
 @gluon.jit
@@ -59,13 +52,13 @@ def _produce(
     rows = rows_of_boxes(table, start, last, 0, rows_b, block_size, BOX, BOXES, PAGES)
     for pair in range((num_tiles + 1) // 2):
         phase = pair & 1
-        _load_part(KV_DESC, tiles, left_empty, left_full, 0, phase, rows, True, False, BLOCK_N, BOX, BOXES)
-        _load_part(KV_DESC, tiles, right_empty, right_full, 0, phase, rows, False, True, BLOCK_N, BOX, BOXES)
+        load_part(KV_DESC, tiles, left_empty, left_full, 0, phase, rows, True, False, BLOCK_N, BOX, BOXES)
+        load_part(KV_DESC, tiles, right_empty, right_full, 0, phase, rows, False, True, BLOCK_N, BOX, BOXES)
         start = gl.maximum(start - BLOCK_N, 0)
         rows = rows_of_boxes(table, start, last, 0, rows_b, block_size, BOX, BOXES, PAGES)
         if 2 * pair + 1 < num_tiles:
-            _load_part(KV_DESC, tiles, left_empty, left_full, 1, phase, rows, True, True, BLOCK_N, BOX, BOXES)
-            _load_part(KV_DESC, tiles, right_empty, right_full, 1, phase, rows, False, False, BLOCK_N, BOX, BOXES)
+            load_part(KV_DESC, tiles, left_empty, left_full, 1, phase, rows, True, True, BLOCK_N, BOX, BOXES)
+            load_part(KV_DESC, tiles, right_empty, right_full, 1, phase, rows, False, False, BLOCK_N, BOX, BOXES)
         start = gl.maximum(start - BLOCK_N, 0)
         rows = rows_of_boxes(table, start, last, 0, rows_b, block_size, BOX, BOXES, PAGES)
 
@@ -258,7 +251,8 @@ def mla_pair_kernel(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr, PAGES: gl.constexpr, SPLIT: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As mla_hopper_kernel, with two stages."""
+    """Grid, ITEMS, PART and LSE as in mla_decode_kernel; Q_DESC [S, H, latent] by boxes of 64 heads and columns,
+    KV_DESC the cache as a matrix by boxes of BOX slots and 64 columns."""
     gl.static_assert(STAGES == 2)
     item = gl.program_id(1)
     seq, pieces, end_tile, num_tiles, length = work_of(ITEMS, SEQ_LENS, item, BLOCK_N, SPLIT)

@@ -27,7 +27,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from engine.attention.kernels.copy_blocks import copy_kernel
 from engine.attention.kernels.device import interpreted
 from engine.attention.kernels.launch_hopper import ROWS
-from engine.attention.kernels.launch_mla_hopper import KERNELS, LATENT, RANK
+from engine.attention.kernels.launch_mla_hopper import LATENT, RANK
+from engine.attention.kernels.mla_pair import mla_pair_kernel
 from engine.attention.kernels.signatures import type_of
 from engine.attention.kernels.tuning_mla import HOPPER_HEADS
 from engine.attention.kernels.variant import Variant
@@ -142,7 +143,7 @@ def switches_of(constants: dict[str, Any]) -> str:
 
 def head_size_of(kernel: Any, constants: dict[str, Any]) -> int | str:
     """Elements of a head, or of the parts of a latent."""
-    if "RANK" in constants or kernel in KERNELS.values():
+    if "RANK" in constants or kernel is mla_pair_kernel:
         return f"{constants.get('RANK', RANK)}+{constants.get('ROTARY', LATENT - RANK)}"
     return str(constants.get("D", ""))
 

@@ -80,7 +80,7 @@ def hopper_descriptor(name: str, dtype: str, constants: dict[str, Any]) -> str:
 
 
 def latent_descriptor(name: str, dtype: str, constants: dict[str, Any]) -> str:
-    """Of mla_hopper_kernel's and mla_pair_kernel's, made likewise."""
+    """Of mla_pair_kernel's, made likewise."""
     latents = torch.empty(1, 64, launch_mla_hopper.LATENT, dtype=DTYPES[dtype], device="meta")
     if name == "Q_DESC":
         return str(mangle_type(launch_mla_hopper.query_descriptor(latents)))

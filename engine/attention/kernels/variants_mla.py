@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from engine.attention.kernels.inputs import padded
 from engine.attention.kernels.launch_hopper import CAPABILITY, box_rows
 from engine.attention.kernels.launch_mla import decode_options, prefill_options, reduce_options
-from engine.attention.kernels.launch_mla_hopper import KERNELS, LATENT, RANK, hopper_options
+from engine.attention.kernels.launch_mla_hopper import LATENT, RANK, hopper_options
 from engine.attention.kernels.mla import mla_decode_kernel, mla_prefill_kernel, mla_reduce_kernel
+from engine.attention.kernels.mla_pair import mla_pair_kernel
 from engine.attention.kernels.mla_write import mla_write_kernel, mla_write_options
 from engine.attention.kernels.pages import Mode, Pages
 from engine.attention.kernels.plan import Cut
@@ -57,7 +58,7 @@ def latents(model: Model) -> Iterator[Variant]:
                 shape = model.shape(batch, num_heads, block_size)
                 yield portable(dtype, shape, mla_decode_config(shape))
         if model.architecture // 10 == CAPABILITY:
-            yield from (of_hopper(dtype, block_size, name, split=split) for name in KERNELS for split in (True, False))
+            yield from (of_hopper(dtype, block_size, split=split) for split in (True, False))
     yield Variant.of(mla_reduce_kernel, "bf16", reduce_options(RANK, early=model.architecture >= 90))
     modes: tuple[Mode, ...] = ("shift", "divide")
     yield from (Variant.of(mla_write_kernel, "bf16", mla_write_options(RANK, ROTARY, mode)) for mode in modes)
@@ -71,8 +72,8 @@ def portable(dtype: str, shape: DecodeShape, config: MLADecodeConfig) -> Variant
     return Variant.of(mla_decode_kernel, dtype, decode_options(config, RANK, ROTARY, mode, split=split, tma=tma))
 
 
-def of_hopper(dtype: str, block_size: int, name: str, *, split: bool) -> Variant:
-    """What a call of one of Hopper's two compiles."""
+def of_hopper(dtype: str, block_size: int, *, split: bool) -> Variant:
+    """What a call of Hopper's kernel compiles."""
     cut = DecodeConfig(HOPPER_KEYS, 4, 2, programs=1, min_piece_tokens=HOPPER_HEADS)
     options = hopper_options(cut, box_rows(block_size, HOPPER_KEYS), block_size, split=split)
-    return Variant.of(KERNELS[name], dtype, options)
+    return Variant.of(mla_pair_kernel, dtype, options)

@@ -183,8 +183,8 @@ def test_wrong_arguments_are_refused_before_a_launch(monkeypatch, change, messag
     "make,message",
     [
         (lambda: MLADecodeConfig(24, SPLIT.cut), "block_m: expected a power of two"),
-        (lambda: MLADecodeConfig(64, SPLIT.cut, kernel="warp"), "kernel: expected portable, hopper or pair"),
-        (lambda: MLADecodeConfig(64, SPLIT.cut, kernel="hopper"), "hopper: expected block_m=64, block_n=64"),
+        (lambda: MLADecodeConfig(64, SPLIT.cut, kernel="warp"), "kernel: expected portable or pair"),
+        (lambda: MLADecodeConfig(64, SPLIT.cut, kernel="pair"), "pair: expected block_m=64, block_n=64"),
         (lambda: MLAPrefillConfig(16, 24, 4, 2), "block_n: expected a power of two"),
     ],
 )
@@ -203,6 +203,15 @@ def test_the_rules_answer_for_any_shape(num_heads, architecture, dtype):
     assert mla_prefill_config(shape).block_m >= 16
 
 
+@pytest.mark.parametrize("block_size,tma", [(16, False), (24, False), (32, True), (48, False), (64, True), (96, True)])
+def test_few_heads_load_by_descriptor_where_tiles_lie_within_blocks(block_size, tma):
+    shape = replace(mla_shape_of(torch.zeros(3, 16, 576).bfloat16(), 512, 4096, block_size), capability=90)
+    config = mla_decode_config(shape, hopper=True)
+    assert (config.kernel, config.block_m, config.use_tma) == ("portable", 16, tma)
+    assert config.cut.programs == 2 * shape.num_sms
+    assert mla_decode_config(replace(shape, group=17), hopper=True).kernel == "pair"
+
+
 def test_hopper_takes_whole_vectors_of_deepseeks_latent_and_nothing_else():
     q, cache = torch.zeros(2, 128, 576, dtype=torch.bfloat16), torch.zeros(3, 64, 576, dtype=torch.bfloat16)
     assert launch_mla_hopper.takes(q, cache, 512)
@@ -215,19 +224,18 @@ def test_hopper_takes_whole_vectors_of_deepseeks_latent_and_nothing_else():
     assert chosen_decode(q, cache, 512, 128).kernel == "portable", "on a CPU"
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "pair"])
-def test_a_launch_on_hopper_has_an_argument_for_every_parameter(monkeypatch, kernel):
-    """Its kernels cannot be interpreted: that they compute what they should is tested on a device."""
+def test_a_launch_on_hopper_has_an_argument_for_every_parameter(monkeypatch):
+    """Its kernel cannot be interpreted: that they compute what they should is tested on a device."""
     seen = {}
 
     class Recorder:
         def __getitem__(self, grid):
             return lambda *arguments, **options: seen.update(grid=grid, arguments=arguments, options=options)
 
-    real = launch_mla_hopper.KERNELS[kernel]
-    monkeypatch.setattr(launch_mla_hopper, "KERNELS", {kernel: Recorder()})
+    real = launch_mla_hopper.mla_pair_kernel
+    monkeypatch.setattr(launch_mla_hopper, "mla_pair_kernel", Recorder())
     case = LatentCase([100, 7], (), 128, 512, 64, 24, torch.bfloat16)
-    decode(case, MLADecodeConfig(64, DecodeConfig(64, 4, 2, programs=1, min_piece_tokens=64), kernel=kernel))
+    decode(case, MLADecodeConfig(64, DecodeConfig(64, 4, 2, programs=1, min_piece_tokens=64), kernel="pair"))
     names = list(real.arg_names)
     given = dict(zip(names, seen["arguments"], strict=False)) | seen["options"]
     assert set(names) | {"num_warps"} == set(given)

@@ -1,4 +1,4 @@
-"""The kernels of latents compile for sm_80 and sm_90, Hopper's two for sm_90: as in the table, and as launched."""
+"""The kernels of latents compile for sm_80 and sm_90, Hopper's own for sm_90: as in the table, and as launched."""
 
 import csv
 import io
@@ -29,14 +29,15 @@ for architecture in (90, 80):
         options = dict(variant.options)
         whole = options.get("PAGES") in (None, "whole") or options.get("BOX") == 64 or "TOKENS" in options
         if variant.dtype == "bf16" and whole:
-            found.setdefault((variant.kernel.__name__, options.get("BLOCK_M")), (variant, architecture))
+            key = variant.kernel.__name__, options.get("BLOCK_M"), options.get("TMA")
+            found.setdefault(key, (variant, architecture))
     work += found.values()
 work.sort(key=lambda one: one[0].kernel.__name__, reverse=True)
 with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
     write_table(pool.map(row, range(len(work))), sys.stdout)
 """
 PORTABLE = {"mla_decode_kernel", "mla_prefill_kernel", "mla_reduce_kernel", "mla_write_kernel"}
-HOPPERS = {"mla_hopper_kernel", "mla_pair_kernel"}
+HOPPERS = {"mla_pair_kernel"}
 TILES_OF_HOPPER = (64 + 2 * 64) * 576 * 2
 """Bytes: 64 heads' queries and two tiles of 64 latents."""
 HOPPER_SPILL_BYTES = 128
@@ -83,7 +84,7 @@ def test_attention_over_latents_runs_on_tensor_cores(table):
 
 def test_hoppers_tiles_lie_in_shared_memory_once(table):
     found = [row for row in table if row["kernel"] in HOPPERS]
-    assert len(found) == 2
+    assert len(found) == 1
     for row in found:
         assert TILES_OF_HOPPER < int(row["shared_bytes"]) < TILES_OF_HOPPER + 2048, row
         assert int(row["spill_bytes"]) <= HOPPER_SPILL_BYTES, row
@@ -97,8 +98,8 @@ def test_a_write_moves_whole_vectors(table):
 @pytest.mark.parametrize(
     "block_size,pages,box", [(16, "boxes", "[16, 64]"), (64, "boxes", "[64, 64]"), (24, "blocks", "[8, 64]")]
 )
-def test_what_hoppers_kernels_are_compiled_for(block_size, pages, box):
-    options = dict(of_hopper("fp16", block_size, "pair", split=True).options)
+def test_what_hoppers_kernel_is_compiled_for(block_size, pages, box):
+    options = dict(of_hopper("fp16", block_size, split=True).options)
     assert options["PAGES"] == pages
     assert type_of("KV_DESC", "fp16", options).startswith(f"tensordesc<fp16{box},NVMMASharedLayout(")
     assert type_of("Q_DESC", "fp16", options).startswith("tensordesc<fp16[1, 64, 64],NVMMASharedLayout(")
@@ -114,7 +115,7 @@ def launched(*words):
 @pytest.mark.parametrize(
     "what,kernels",
     [
-        ("rules", PORTABLE | {"mla_hopper_kernel"}),
+        ("rules", PORTABLE | HOPPERS),
         ("search", {"mla_decode_kernel", "mla_reduce_kernel"} | HOPPERS),
         ("device-tests", PORTABLE | HOPPERS),
     ],

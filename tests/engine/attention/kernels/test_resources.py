@@ -29,7 +29,7 @@ KERNELS = {
 ALL = {"sm_80": KERNELS, "sm_90": KERNELS | {"hopper_kernel"}}
 LATENTS = {"mla_decode_kernel", "mla_prefill_kernel", "mla_reduce_kernel", "mla_write_kernel"}
 """Compiled in test_mla_resources.py."""
-OF_LATENTS = {"sm_80": LATENTS, "sm_90": LATENTS | {"mla_hopper_kernel", "mla_pair_kernel"}}
+OF_LATENTS = {"sm_80": LATENTS, "sm_90": LATENTS | {"mla_pair_kernel"}}
 HOPPER_SPILL_BYTES = 96
 """Scalars that its warps keep over their loops; the smallest vector of scores would be 256."""
 COMPILE = """
