@@ -31,7 +31,7 @@ SUITES = {
 
 
 def suite(allocator: str) -> None:
-    for seed in range(100):
+    for seed in range(150):
         run_contract(SUITES[allocator], seed=seed)
 
 

@@ -215,7 +215,7 @@ def test_flashinfers_words_say_the_same_as_the_table():
 
 
 def test_a_missing_library_is_named_with_its_reason(monkeypatch):
-    for module in ("flashinfer", "vllm", "flash_attn_interface"):
+    for module in ("flashinfer", "vllm", "flash_attn_interface", "flash_mla"):
         monkeypatch.setitem(sys.modules, module, None)
 
     here, missing = joined(list(PEERS))
