@@ -80,13 +80,25 @@ def as_bytes(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _per_head(name: str, scale: Scale, num_kv_heads: int) -> torch.Tensor:
-    numbers = [float(scale)] * num_kv_heads if isinstance(scale, int | float) else [float(one) for one in scale]
+    given = [scale] * num_kv_heads if isinstance(scale, int | float) else list(scale)
+    odd = [one for one in given if isinstance(one, bool) or not isinstance(one, int | float)]
+    if odd:
+        raise AttentionInputError(f"{name}: expected numbers, got {odd[0]!r}")
+    numbers = [_single(one) for one in given]
     if len(numbers) != num_kv_heads:
         raise AttentionInputError(f"{name}: expected one number, or one a KV head ({num_kv_heads}), got {len(numbers)}")
     wrong = [one for one in numbers if not (math.isfinite(one) and one > 0)]
     if wrong:
         raise AttentionInputError(f"{name}: expected finite numbers above 0, got {wrong[0]}")
     return torch.tensor(numbers, dtype=torch.float32)
+
+
+def _single(number: float) -> float:
+    """As float32 has it: infinite or 0 where that has no such number."""
+    try:
+        return float(torch.tensor(float(number), dtype=torch.float32))
+    except OverflowError:  # an integer that is too long for any float
+        return math.inf
 
 
 def _fitted(x: torch.Tensor, per_head: bool) -> torch.Tensor:

@@ -79,7 +79,7 @@ class Engine:
         self.model = load_model(config.model, dtype=dtype, device=self.device, seed=seed, room=room, share=share)
         self.architecture = self.model.architecture
         self.dtype: torch.dtype = self.model.weights.embedding.dtype
-        self.storage = storage_of(config, self.architecture, self.backend, self.dtype, self.device)
+        self.storage = storage_of(config, share.architecture(self.architecture), self.backend, self.dtype, self.device)
         self.limits = self._limits()
         self._kept: list[ModelExecutor] = []
 

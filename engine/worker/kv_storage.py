@@ -119,7 +119,7 @@ def _read(path: Path, num_layers: int, num_kv_heads: int, device: torch.device) 
         raise EngineError(
             f"kv_scales: expected unit, {', '.join(FITTED)} or a JSON file, got {path}: {error}"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path}: expected JSON: {error}") from error
     given = [found.get(name) if isinstance(found, dict) else None for name in ("k", "v")]
     if not all(isinstance(one, list) and len(one) == num_layers for one in given):

@@ -7,6 +7,7 @@ these numbers, so that a block id is good on all ranks. What a rank has beyond i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import hashlib
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from engine.model.load import load_model
 from engine.model.share import Share
 from engine.worker.budget import DEFAULT_UTILIZATION, EngineError, KVBudget, most_on_cpu
 from engine.worker.engine import DeviceUnavailable, Engine
@@ -106,6 +108,20 @@ class RankEngine(Engine):
             self.ranks.shutdown()
 
 
+class _Divides(Exception):  # noqa: N818
+    """Raised to read no further than needed."""
+
+
+def check_divides(model: str, size: int) -> None:
+    """ValueError for a model that so many ranks cannot divide, before any of them is started."""
+
+    def far_enough(num_bytes: int) -> None:
+        raise _Divides
+
+    with contextlib.suppress(_Divides):
+        load_model(model, seed=0, room=far_enough, share=Share(0, size))
+
+
 class LeadingEngine(RankEngine):
     """Rank 0: the engine that scheduler and sampling see; what it does, the other ranks do."""
 
@@ -121,6 +137,7 @@ class LeadingEngine(RankEngine):
             if missing := devices_missing(size):
                 raise DeviceUnavailable(f"tensor_parallel_size={size}: {missing}")
             torch.cuda.set_device(0)
+        check_divides(config.model, size)
         self.peers = Peers(config)
         try:
             super().__init__(config, Share(0, size))

@@ -168,6 +168,12 @@ def test_scales_of_a_file_are_those_of_the_record(folder, tmp_path):
         ('{"k": [1.0, [1.0, 2.0, 3.0]], "v": [1.0, 1.0]}', "scales.json: layer 1: k scale: .* \\(2\\), got 3"),
         ('{"k": [1.0, 1.0], "v": [0.0, 1.0]}', "scales.json: layer 0: v scale: expected finite numbers above 0, got 0"),
         ('{"k": [1.0, 1.0], "v": [null, 1.0]}', "scales.json: layer 0"),
+        ('{"k": [1.0, 1e39], "v": [1.0, 1.0]}', "layer 1: k scale: expected finite numbers above 0, got inf"),
+        ('{"k": [1.0, 1e-46], "v": [1.0, 1.0]}', "layer 1: k scale: expected finite numbers above 0, got 0"),
+        ('{"k": [1.0, 1' + "0" * 400 + '], "v": [1.0, 1.0]}', "layer 1: k scale: expected finite numbers above 0"),
+        ('{"k": [1.0, "12"], "v": [1.0, 1.0]}', "layer 1: k scale: expected numbers, got '1'"),
+        ('{"k": [1.0, true], "v": [1.0, 1.0]}', "layer 1: k scale: expected numbers, got True"),
+        ("[" * 100_000, "scales.json: expected JSON"),
     ],
 )
 def test_a_file_that_has_no_scales_is_refused_by_name(folder, tmp_path, text, message):

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -126,6 +126,16 @@ def test_two_ranks_serve_what_one_serves_from_the_same_block_tables(tmp_path):
         a_rank_that_is_gone_is_noticed_at_the_next_call(engine)
 
 
+def test_an_fp8_cache_over_ranks_holds_what_one_rank_holds(tmp_path):
+    """Each rank has scales for its own KV heads."""
+    config = {**CONFIG, "num_key_value_heads": 2}
+    folder, fp8 = folder_of(tmp_path, config), {**LIMITS, "kv_cache_dtype": "fp8"}
+    alone = LLM(Engine(EngineConfig(folder, **fp8)), block_size=BLOCK, num_blocks=60).generate(PROMPTS, GREEDY)
+    with closing(open_engine(EngineConfig(folder, tensor_parallel_size=2, **fp8))) as engine:
+        together = LLM(engine, block_size=BLOCK, num_blocks=60).generate(PROMPTS, GREEDY)
+    assert ids(together) == ids(alone)
+
+
 def the_rank_with_the_fewest_blocks_decides(engine):
     llm = LLM(engine, block_size=BLOCK)
     assert (llm.pool.capacity_blocks, llm.budget.num_blocks) == (64, 65)
@@ -192,6 +202,12 @@ def test_more_ranks_than_devices_are_refused_before_any_is_started(tmp_path):
 def test_a_number_of_ranks_that_cannot_be_is_refused(tmp_path, size):
     with pytest.raises(EngineError, match="tensor_parallel_size: expected a whole number of at least 1"):
         LLM(folder_of(tmp_path, CONFIG), tensor_parallel_size=size)
+
+
+def test_a_model_that_does_not_divide_is_refused_before_any_rank_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.worker.rank_engine.Peers", None)
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=1000: \d+ query heads cannot be divided evenly"):
+        LLM(folder_of(tmp_path, CONFIG), tensor_parallel_size=1000)
 
 
 def test_limits_for_another_number_of_ranks_are_refused(tmp_path):
