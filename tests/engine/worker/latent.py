@@ -161,6 +161,17 @@ def rounded(model: Any, dtype: torch.dtype) -> Any:
     return copy
 
 
+def computed_in(model: Any, dtype: torch.dtype) -> Any:
+    """A copy that computes in that type; frequencies stay as they are."""
+    copy = deepcopy(model)
+    kept = {name: buffer.clone() for name, buffer in copy.named_buffers()}
+    copy.to(dtype)
+    for name, buffer in kept.items():
+        module, _, own = name.rpartition(".")
+        setattr(copy.get_submodule(module), own, buffer)
+    return copy
+
+
 def captured(engine: Engine, served: Served) -> bool:
     """Whether steps were graphs where they should have been, and there were decodes alone, mixed ones, chunks alone."""
     wanted = engine.device.type == "cuda" and engine.config.graphs and never_waits(engine.backend)
