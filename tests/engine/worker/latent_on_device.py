@@ -4,7 +4,7 @@
     python -m tests.engine.worker.latent_on_device --cpu      # small shapes on the CPU: does it run
 
 First the tiny models of `test_gpu_latent` by every backend that keeps latents and that this machine can run, beside
-them the distance of transformers' own bfloat16. Then, by the device's own backend, with random weights: DeepSeek-V2-Lite
+them the distance of transformers' own bfloat16. Then, by the device's own backend with random weights: DeepSeek-V2-Lite
 with dense layers throughout (16 heads), and the three leading layers of DeepSeek-V3, which are dense (128 heads). What
 fails is a row, and the rest goes on. Exit code 4: a failure, or a logit beyond its bound; 6: no device.
 """
