@@ -90,8 +90,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def hugging_face(name: str, seed: int = 0, **changes: Any) -> Any:
-    """A model whose every parameter is random: biases not 0 and norms not 1, as they begin, but told apart. `changes`: of
-    its configuration."""
+    """A model whose every parameter is random: biases not 0 and norms not 1, as they begin, but told apart. `changes`:
+    of its configuration."""
     import transformers
 
     kind, config = CONFIGS[name]
