@@ -89,12 +89,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name, then transformers' class and its configuration."""
 
 
-def hugging_face(name: str, seed: int = 0) -> Any:
-    """A model whose every parameter is random: biases not 0 and norms not 1, as they begin, but told apart."""
+def hugging_face(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A model whose every parameter is random: biases not 0 and norms not 1, as they begin, but told apart. `changes`:
+    of its configuration."""
     import transformers
 
     kind, config = CONFIGS[name]
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**config))
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**{**config, **changes}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for label, parameter in model.named_parameters():

@@ -21,7 +21,7 @@ from engine.core.step import step
 from engine.worker.backend_choice import never_waits
 from engine.worker.engine import Engine, EngineConfig
 from engine.worker.warm_up import warm_up
-from tests.engine.model.tiny import CONFIGS, VOCAB, hugging_face, logits_of
+from tests.engine.model.tiny import VOCAB, hugging_face, logits_of
 
 LONGEST = 64
 ON_DEVICE = os.environ.get("PAGELAB_GPU") == "1"
@@ -45,9 +45,7 @@ Text = list[int]
 
 def saved(folder: Path, name: str, **changes: Any) -> Any:
     """A model of transformers with random weights, also in that folder."""
-    kind, config = CONFIGS[name]
-    CONFIGS[made := f"{name} {sorted(changes)}"] = kind, {**config, **changes}
-    model = hugging_face(made)
+    model = hugging_face(name, **changes)
     model.save_pretrained(folder, safe_serialization=True)
     return model
 
@@ -158,6 +156,17 @@ def rounded(model: Any, dtype: torch.dtype) -> Any:
     with torch.no_grad():
         for parameter in copy.parameters():
             parameter.copy_(parameter.to(dtype))
+    return copy
+
+
+def computed_in(model: Any, dtype: torch.dtype) -> Any:
+    """A copy that computes in that type; frequencies stay as they are."""
+    copy = deepcopy(model)
+    kept = {name: buffer.clone() for name, buffer in copy.named_buffers()}
+    copy.to(dtype)
+    for name, buffer in kept.items():
+        module, _, own = name.rpartition(".")
+        setattr(copy.get_submodule(module), own, buffer)
     return copy
 
 

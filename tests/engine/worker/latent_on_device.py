@@ -3,9 +3,10 @@
     python -m tests.engine.worker.latent_on_device            # tables to standard output, as CSV to $OUT
     python -m tests.engine.worker.latent_on_device --cpu      # small shapes on the CPU: does it run
 
-First the tiny models of `test_gpu_latent`, every backend that keeps latents and that this machine can run. Then, by the
-device's own backend and with random weights: DeepSeek-V2-Lite with dense layers throughout (16 heads), and the three
-leading layers of DeepSeek-V3, which are dense (128 heads). Exit code 4: a logit beyond its bound; 6: no device.
+First the tiny models of `test_gpu_latent` by every backend that keeps latents and that this machine can run, beside
+them the distance of transformers' own bfloat16. Then, by the device's own backend with random weights: DeepSeek-V2-Lite
+with dense layers throughout (16 heads), and the three leading layers of DeepSeek-V3, which are dense (128 heads). What
+fails is a row, and the rest goes on. Exit code 4: a failure, or a logit beyond its bound; 6: no device.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,8 @@ def compared(device: str) -> Iterator[Row]:
                     yield {"model": name, "backend": backend, "skipped": reason or "only the specification on a CPU"}
                     continue
                 for dtype in latent.dtypes_of(backend):
-                    yield from _compared_by(backend, dtype, name, Path(folder), model, texts, device)
+                    what = {"model": name, "backend": backend, "dtype": str(dtype).removeprefix("torch.")}
+                    yield from guarded(what, _compared_by(backend, dtype, name, Path(folder), model, texts, device))
 
 
 def _compared_by(
@@ -74,6 +77,7 @@ def _compared_by(
     device: str,
 ) -> Iterator[Row]:
     expected = latent.expected(latent.rounded(model, dtype), texts)
+    own = None if dtype == torch.float32 else latent.expected(latent.computed_in(model, dtype), texts)
     engine = latent.engine_of(folder, device=device, attention=backend, dtype=str(dtype).removeprefix("torch."))
     for size in latent.sizes_of(backend):
         served = latent.forced(engine, texts, block_size=size, num_slots=320)
@@ -87,6 +91,7 @@ def _compared_by(
             "as_captured": latent.captured(engine, served),
             "distance": distance,
             "bound": latent.BOUNDS[dtype],
+            "transformers": None if own is None else latent.distance(own, expected, dtype),
             "within": distance <= latent.BOUNDS[dtype],
         }
 
@@ -101,11 +106,7 @@ def timed(device: str) -> Iterator[Row]:
             config, batches = {**config, **SMALL, "first_k_dense_replace": 2}, SMALL_BATCHES
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
-            began = time.perf_counter()
-            engine = _engine(folder, device, batches)
-            yield from _timed_by(name, engine, batches, began)
-            engine.release()
-            del engine
+            yield from guarded({"model": name}, _timed_by(name, folder, device, batches))
 
 
 def _engine(folder: str, device: str, batches: Sequence[tuple[int, int]]) -> Engine:
@@ -118,7 +119,9 @@ def _engine(folder: str, device: str, batches: Sequence[tuple[int, int]]) -> Eng
     return Engine(EngineConfig(folder, device=device, weights_seed=0, **limits))
 
 
-def _timed_by(name: str, engine: Engine, batches: Sequence[tuple[int, int]], began: float) -> Iterator[Row]:
+def _timed_by(name: str, folder: str, device: str, batches: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    began = time.perf_counter()
+    engine = _engine(folder, device, batches)
     limits, vocab = engine.limits, engine.architecture.vocab_size
     most = max(count * -(-(prompt + OUTPUTS) // BLOCK_SIZE) for count, prompt in batches)
     llm = LLM(
@@ -148,12 +151,22 @@ def _timed_by(name: str, engine: Engine, batches: Sequence[tuple[int, int]], beg
             "decode_tokens_per_s": decoding * 1e12 / statistics.median(decodes),
             "prefill_tokens_per_s": _prefill_rate(full),
         }
+    engine.release()
 
 
 def _prefill_rate(full: Sequence[Any]) -> float | None:
     """Of the steps that were full of prompt tokens; None where there is none."""
     seconds = sum(one.device_ps for one in full) / 1e12
     return sum(one.num_chunk_tokens for one in full) / seconds if full else None
+
+
+def guarded(what: Row, rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows; a failure is one of them, so that the others are still measured."""
+    try:
+        yield from rows
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        yield {**what, "failed": f"{type(error).__name__}: {error}"}
 
 
 def written(name: str, rows: Iterator[Row]) -> list[Row]:
@@ -178,13 +191,14 @@ def main(argv: Sequence[str]) -> int:
         print("no CUDA device: --cpu shows whether it runs", file=sys.stderr)  # noqa: T201
         return 6
     logits = [row for row in written("latent_logits", compared(device)) if "skipped" not in row]
-    wrong = [row for row in logits if not (row["within"] and row["as_captured"])]
+    wrong = [row for row in logits if "failed" in row or not (row["within"] and row["as_captured"])]
+    steps: list[Row] = []
     if device == "cuda" and not any(name.startswith("triton") for name in latent.latent_backends()):
         print("no backend of Triton's in the registry keeps latents: nothing is timed")  # noqa: T201
     else:
-        written("latent_steps", timed(device))
+        steps = written("latent_steps", timed(device))
     print(f"{len(logits) - len(wrong)} of {len(logits)} logits tables within their bound")  # noqa: T201
-    return 4 if wrong else 0
+    return 4 if wrong or any("failed" in row for row in steps) else 0
 
 
 if __name__ == "__main__":
