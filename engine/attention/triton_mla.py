@@ -145,6 +145,7 @@ class TritonMLABackend(AttentionBackend):
             default_block_size=64,
             sliding_window=False,
             soft_cap=False,
+            archs=TritonBackend.capabilities().archs,
             graphs="any lengths",
         )
 

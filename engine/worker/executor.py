@@ -222,7 +222,7 @@ class ModelExecutor:
         """Launches it here, and on the other ranks; `record`: the device's record of rows is not good any more."""
         moves = Moves(batch.to_host, batch.to_device, batch.copies)
         entries = self.table.due(self.rows.num_decodes + len(batch.chunks))
-        packed = self.state.packed() if record else None
+        packed = self.state.packed if record else None
         return self._lead.run(Order(moves, entries, packed, step), self.runner.run)
 
     # after the step -----------------------------------------------------------------------------------------------

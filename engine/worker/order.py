@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.worker.block_table import Entries
 from engine.worker.mixed_step import MixedInputs
 
@@ -37,6 +40,6 @@ class Order(NamedTuple):
 
     moves: Moves
     entries: Entries
-    record: bytes | None
+    record: npt.NDArray[np.uint8] | None
     """Of the rows, where the device's is not good any more."""
     step: DecodeArguments | MixedInputs

@@ -105,10 +105,11 @@ class RowState:
         """Sends all fields; the caller waits for the step before it changes them again."""
         self._bytes.upload(len(self._bytes.host))
 
-    def packed(self) -> bytes:
-        """All fields of the host, for another rank."""
-        return self._bytes.host.numpy().tobytes()
+    @property
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """All fields of the host, for another rank: a view, which is copied where it is sent."""
+        return self._bytes.host.numpy()
 
-    def take(self, packed: bytes) -> None:
+    def take(self, packed: npt.NDArray[np.uint8]) -> None:
         """All fields of the host, as another rank has packed them; not sent to the device."""
-        self._bytes.host.numpy()[:] = np.frombuffer(packed, np.uint8)
+        self.packed[:] = packed
