@@ -14,7 +14,7 @@ import torch
 from engine.attention.archs import Archs
 from engine.attention.backend import AttentionImpl, Capabilities, SizeRule
 from engine.attention.libraries import fa3
-from engine.attention.libraries.found import imported, why_not_here
+from engine.attention.libraries.found import imported
 from engine.attention.libraries.impl import HALVES, KV_LAYOUTS, LibraryBackend, LibraryImpl
 from engine.attention.metadata import AttentionMetadata
 
@@ -71,11 +71,6 @@ class FlashAttention3Backend(LibraryBackend):
             archs=Archs(least=(9, 0), below=(10, 0)),
             graphs="planned lengths",
         )
-
-    @classmethod
-    def unavailable_because(cls) -> str:
-        """The library, then the device."""
-        return why_not_here(FlashAttention3Impl.load, cls.capabilities().archs)
 
 
 class FlashAttention2Impl(LibraryImpl):
@@ -137,8 +132,3 @@ class FlashAttention2Backend(LibraryBackend):
             archs=Archs(least=(8, 0)),
             graphs="planned lengths",
         )
-
-    @classmethod
-    def unavailable_because(cls) -> str:
-        """The package, then the device."""
-        return why_not_here(FlashAttention2Impl.load, cls.capabilities().archs)

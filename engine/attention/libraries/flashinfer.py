@@ -17,7 +17,7 @@ from engine.attention.archs import Archs
 from engine.attention.backend import AttentionImpl, Capabilities, LayerConfig, SizeRule
 from engine.attention.checks import AttentionInputError
 from engine.attention.layouts import KVLayout
-from engine.attention.libraries.found import imported, why_not_here
+from engine.attention.libraries.found import imported
 from engine.attention.libraries.impl import HALVES, LibraryBackend, LibraryImpl
 from engine.attention.metadata import AttentionMetadata
 
@@ -174,8 +174,3 @@ class FlashInferBackend(LibraryBackend):
             archs=Archs(least=(8, 0)),
             graphs="planned lengths",
         )
-
-    @classmethod
-    def unavailable_because(cls) -> str:
-        """The package, then the device."""
-        return why_not_here(FlashInferImpl.load, cls.capabilities().archs)

@@ -10,7 +10,7 @@ import torch
 from engine.attention.backend import LayerConfig
 from engine.attention.checks import AttentionInputError
 from engine.attention.layouts import KVLayout
-from engine.attention.libraries.found import LibraryMissingError
+from engine.attention.libraries.found import LibraryMissingError, why_not_here
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.triton_backend import TritonBackend, TritonImpl
 
@@ -69,3 +69,9 @@ def loaded(load: Any) -> Any:
 
 class LibraryBackend(TritonBackend):
     """Plain metadata, blocks copied by this repository's kernel; subclasses say which library and what it can do."""
+
+    @classmethod
+    def unavailable_because(cls) -> str:
+        """The library, then the device."""
+        impl: Any = cls.get_impl_cls()
+        return why_not_here(impl.load, cls.capabilities().archs)
