@@ -19,6 +19,7 @@ def reproduce(
     jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"), help="Processes; they change no number.")] = 1,
     kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
     fidelity: Annotated[Path | None, Parameter(show_default=False)] = None,
+    block_sizes: Annotated[Path | None, Parameter(show_default=False)] = None,
     trace: Annotated[Path | None, Parameter(show_default=False)] = None,
     cache_blocks: Annotated[str | None, Parameter(show_default=False)] = None,
     out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
@@ -46,6 +47,8 @@ def reproduce(
         Results folder of `bench kernel`, instead of measuring kernels here.
     fidelity
         Folder of `python -m experiments.fidelity.main` for sim_vs_gpu.
+    block_sizes
+        Folder of `python -m experiments.paper.size_main` for fig18b and block-size-engine, instead of running here.
     trace
         File with block ids for mooncake-hit-rate; contents of conversations are cut into blocks of 16 tokens.
     cache_blocks
@@ -58,6 +61,7 @@ def reproduce(
     from experiments.paper.verb import reproduce as verb
 
     paths = {name: Path(path) for name, path in pairs_of(lengths).items()}
-    more: dict[str, Any] = {"kernels": kernels, "fidelity": fidelity, "trace": trace, "out": out, "seeds": seeds}
+    folders = {"kernels": kernels, "fidelity": fidelity, "block_sizes": block_sizes, "trace": trace, "out": out}
+    more: dict[str, Any] = {**folders, "seeds": seeds}
     sizes = sizes_of(cache_blocks)
     return verb(list(names), quick=quick, lengths=paths, as_json=json, jobs=jobs, cache_blocks=sizes, **more)

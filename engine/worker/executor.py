@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -94,6 +95,7 @@ class ModelExecutor:
         self._steady: Ran | None = None
         """Of decode steps, while the rows stay."""
         self.steps: list[StepTime] = []
+        self._launch = partial(self.runner.run, prepared=self._clock.start)
 
     # the protocol -------------------------------------------------------------------------------------------------
 
@@ -109,7 +111,6 @@ class ModelExecutor:
         began = time.perf_counter_ns()
         self._arrange(batch)
         with self._lead.guard():
-            self._clock.start()
             ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
             self._clock.launched()
         return RunningStep(self, batch, ran, (time.perf_counter_ns() - began) * PS_PER_NS)
@@ -223,7 +224,7 @@ class ModelExecutor:
         moves = Moves(batch.to_host, batch.to_device, batch.copies)
         entries = self.table.due(self.rows.num_decodes + len(batch.chunks))
         packed = self.state.packed if record else None
-        return self._lead.run(Order(moves, entries, packed, step), self.runner.run)
+        return self._lead.run(Order(moves, entries, packed, step), self._launch)
 
     # after the step -----------------------------------------------------------------------------------------------
 

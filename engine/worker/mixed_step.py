@@ -73,6 +73,14 @@ class Sizes(NamedTuple):
     filtered: bool
 
 
+class Packed(NamedTuple):
+    """A step's inputs on the host, filled up to the sizes of its buffers."""
+
+    sizes: Sizes
+    num_sampled: int
+    arrays: list[npt.NDArray[Any]]
+
+
 class MixedStep:
     """Runs mixed steps of one model over one KV memory."""
 
@@ -96,16 +104,20 @@ class MixedStep:
         """Captures the graphs of every bucket, largest first; nothing is written to any block."""
         for tokens in reversed(self.buckets):
             sizes = self._bucket(tokens, filtered=False)
-            self._send(_nothing(), sizes)
+            self._send(self._pack(_nothing(), sizes))
             self.steps.capture(sizes)
 
-    def run(self, inputs: MixedInputs) -> torch.Tensor:
+    def pack(self, inputs: MixedInputs) -> Packed:
+        """What a step is told, by the block table as it is now; nothing is sent yet."""
+        return self._pack(inputs, self._sizes(inputs))
+
+    def run(self, packed: Packed) -> torch.Tensor:
         """One step; logits [N, V] of the sampled rows, good until the next step."""
-        sizes = self._sizes(inputs)
-        self._send(inputs, sizes)
+        sizes = packed.sizes
+        self._send(packed)
         if not self.steps.has(sizes):
             self.steps.capture(sizes)  # runs the step once more than asked, with the same result
-        return self.steps.run(sizes)[: len(inputs.sampled_rows)]
+        return self.steps.run(sizes)[: packed.num_sampled]
 
     def _bucket(self, tokens: int, *, filtered: bool) -> Sizes:
         """The sizes of a graph for so many tokens."""
@@ -128,8 +140,12 @@ class MixedStep:
             inputs.filtered,
         )
 
-    def _send(self, inputs: MixedInputs, sizes: Sizes) -> None:
-        """Everything that the commands read, in one copy; at the same places for the same sizes."""
+    def _send(self, packed: Packed) -> None:
+        """In one copy; at the same places for the same sizes."""
+        self._views = self._staging.send(packed.arrays)
+
+    def _pack(self, inputs: MixedInputs, sizes: Sizes) -> Packed:
+        """Everything that the commands read."""
         lens, query, n = inputs.seq_lens, inputs.query_lens, inputs.num_decodes
         ends = np.cumsum(query)
         rows = np.repeat(np.arange(len(query)), query)
@@ -137,7 +153,9 @@ class MixedStep:
         last = ends[inputs.sampled_rows] - 1
         total = len(rows)
         starts = np.concatenate(([n], ends[n:]))
-        self._views = self._staging.send(
+        return Packed(
+            sizes,
+            len(inputs.sampled_rows),
             [
                 _fill(inputs.tokens, sizes.tokens, 0),
                 _fill(positions, sizes.tokens, 0),
@@ -149,7 +167,7 @@ class MixedStep:
                 _fill(starts, sizes.chunks + 1, total).astype(np.int32),
                 _fill(lens[n:], sizes.chunks, 0).astype(np.int32),
                 *(_fill(x, sizes.samples, fill) for x, fill in zip(inputs.sampling, RowSampling(), strict=True)),
-            ]
+            ],
         )
 
     def _issue(self, sizes: Sizes) -> torch.Tensor:

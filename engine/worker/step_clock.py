@@ -54,7 +54,7 @@ class HostClock:
         self._end = None
 
     def start(self) -> None:
-        """Before a step's first command."""
+        """Right before a step's first command, when everything that it is told is ready."""
         self._start = time.perf_counter_ns()
 
     def launched(self) -> None:
@@ -82,7 +82,7 @@ class DeviceClock:
         self._rested = True
 
     def start(self) -> None:
-        """Before a step's first command."""
+        """Right before a step's first command, when everything that it is told is ready."""
         self._events[0].record()
 
     def launched(self) -> None:

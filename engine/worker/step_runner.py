@@ -6,6 +6,7 @@ one, with the table entries and the record that it brings, and so has the same b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from engine.worker.block_table import BlockTable
 from engine.worker.decode_step import DecodeStep
 from engine.worker.mixed_step import MixedInputs, MixedStep
+from engine.worker.order import DecodeArguments
 from engine.worker.staging import RowState
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from engine.worker.kv_memory import KVMemory
     from engine.worker.limits import Limits
     from engine.worker.order import Order
+
+
+def _nobody_asks() -> None:
+    """Where no clock runs."""
 
 
 class StepRunner:
@@ -34,14 +40,18 @@ class StepRunner:
         self.decode = DecodeStep(decoder, self.table, self.state, max_model_len=limits.max_model_len, graphs=graphs)
         self.mixed = MixedStep(decoder, self.table, limits, padded=padded, graphs=graphs)
 
-    def run(self, order: Order) -> torch.Tensor:
-        """Launches a step whose entries and record the host side has already; logits [N, V] of the rows that sample."""
+    def run(self, order: Order, prepared: Callable[[], None] = _nobody_asks) -> torch.Tensor:
+        """Launches a step whose entries and record the host side has already; logits [N, V] of the rows that sample.
+        `prepared` is called right before the first command: what the host does until then is no time of the device."""
+        packed = self.mixed.pack(order.step) if isinstance(order.step, MixedInputs) else None
+        prepared()
         self.kv.move_blocks(order.moves)
         self.table.stage_entries(order.entries)
         if order.record is not None:
             self.state.upload()
-        if isinstance(order.step, MixedInputs):
-            return self.mixed.run(order.step)
+        if packed is not None:
+            return self.mixed.run(packed)
+        assert isinstance(order.step, DecodeArguments)
         return self.decode.run(order.step.num_rows, filtered=order.step.filtered, shared=order.step.shared)
 
     def follow(self, order: Order) -> None:

@@ -9,14 +9,27 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from experiments.calibrate.rows import PS, StepRow, rows_sha256, split
+from experiments.calibrate.rows import FOLDS, PS, StepRow, rows_sha256, split
 from sim.calibrated import CalibratedModel, Curve, MixedCost, Overheads, rates_of
 
 Floats = npt.NDArray[np.float64]
 TRIMMED: Final = 0.05
 """Share of the steps of a place that are left out at either end before their mean is taken."""
+ROUNDS: Final = 4
+"""Fits one after the other, each weighted by what the one before has modelled."""
 CLOSER_FRAC: Final = 0.01
 """Places of a curve are at least this share of its last one apart; steps between them are one place."""
+
+
+KINDS: Final = ("decode", "mixed", "decode, served", "mixed, served")
+
+
+class Judged(NamedTuple):
+    """One step, as modelled and as measured."""
+
+    run: str
+    modelled_s: float
+    measured_s: float
 
 
 class Misfit(NamedTuple):
@@ -41,7 +54,8 @@ def fit(
 ) -> CalibratedModel:
     """ValueError where rows of either kind are lacking. `about` is kept, with the hash of the rows beside it."""
     churned = [row for row in rows if row.churns]
-    decodes, mixed = [row for row in rows if row.decodes and not row.churns], [row for row in rows if not row.decodes]
+    grid = [row for row in rows if not row.churns]
+    decodes, mixed = [row for row in grid if row.decodes], [row for row in grid if not row.decodes]
     if not decodes or not mixed:
         raise ValueError(
             f"a calibration needs decode steps and steps with chunks, got {len(decodes)} and {len(mixed)}: measure both"
@@ -97,12 +111,12 @@ def _mean_s(values: Sequence[float]) -> float:
 
 
 def _mixed(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> MixedCost:
-    """Least squares of relative errors; rates are not below zero."""
+    """Least squares (see `_unbiased`); rates are not below zero."""
     places = _token_places(rows, buckets, padded)
     base = _base_columns([row.num_new_tokens for row in rows], places, padded)
     rates = np.array([rates_of(*row.features) for row in rows], np.float64)
     seconds = np.array([row.device_s for row in rows])
-    found = _not_negative(np.hstack([base, rates]), seconds, 1 / seconds, free=base.shape[1])
+    found = _unbiased(np.hstack([base, rates]), seconds, np.zeros(len(rows)), free=base.shape[1])
     bases, rest = found[: len(places)], found[len(places) :]
     most = (max(row[field] for row in rows) for field in (1, 3, 4, 5))
     whole = (max(round(float(value) * PS), 0) for value in rest)
@@ -146,6 +160,19 @@ def _base_columns(tokens: Sequence[int], places: Sequence[int], padded: bool) ->
     return columns
 
 
+def _unbiased(columns: Floats, seconds: Floats, known: Floats, *, free: int) -> Floats:
+    """Coefficients of what steps of `seconds` take beside what is `known` of them.
+
+    Squares are weighted by what is modelled, not by what was measured: with weights of the measured times the steps
+    that happen to be short would count more, and the sum of all, which is a run's clock, would come out too small.
+    """
+    weights = 1 / np.sqrt(seconds)
+    for _ in range(ROUNDS):
+        found = _not_negative(columns, seconds - known, weights, free=free)
+        weights = 1 / np.sqrt(np.maximum(known + columns @ found, seconds.min() / 2))
+    return found
+
+
 def _not_negative(columns: Floats, wanted: Floats, weights: Floats, *, free: int) -> Floats:
     """Coefficients of the least weighted squares; those behind the first `free` are set to zero where they would be
     negative, the most negative first."""
@@ -180,33 +207,35 @@ def overheads(bare: CalibratedModel, rows: Sequence[StepRow]) -> Overheads:
 def _more(
     names: Sequence[str], columns: Sequence[Sequence[int]], bare: CalibratedModel, rows: Sequence[StepRow]
 ) -> dict[str, int]:
-    """Least squares of relative errors, none below zero; picoseconds."""
+    """Least squares (see `_unbiased`), none below zero; picoseconds."""
     wide = replace(bare, extrapolate=True)
-    more = np.array([row.duration_s - modelled_s(wide, row) for row in rows])
-    found = _not_negative(np.array(columns, np.float64), more, 1 / np.array([row.duration_s for row in rows]), free=0)
+    alone = np.array([modelled_s(wide, row) for row in rows])
+    found = _unbiased(np.array(columns, np.float64), np.array([row.duration_s for row in rows]), alone, free=0)
     return {name: round(float(value) * PS) for name, value in zip(names, found, strict=True)}
 
 
 def misfits(model: CalibratedModel, rows: Sequence[StepRow]) -> list[Misfit]:
     """Decode steps and steps with chunks apart. On the grid of the device's time, as nobody waits there as in a run;
     where sequences come and go of whole steps. OutsideGrid where the model does not reach."""
+    return [_misfit(kind, found) for kind, found in _judged(model, rows)]
+
+
+def _judged(model: CalibratedModel, rows: Sequence[StepRow]) -> list[tuple[str, list[Judged]]]:
+    """By kind of steps, those of which there are any."""
     device = replace(model, overheads=Overheads())
-    kinds = [
-        ("decode", [row for row in rows if row.decodes and not row.churns], device),
-        ("mixed", [row for row in rows if not row.decodes and not row.churns], device),
-        ("decode, served", [row for row in rows if row.decodes and row.churns], model),
-        ("mixed, served", [row for row in rows if not row.decodes and row.churns], model),
-    ]
-    return [_misfit(kind, chosen, one) for kind, chosen, one in kinds if chosen]
+    found: dict[str, list[Judged]] = {kind: [] for kind in KINDS}
+    for row in rows:
+        measured, one = (row.duration_s, model) if row.churns else (row.device_s, device)
+        kind = KINDS[(not row.decodes) + 2 * row.churns]
+        found[kind].append(Judged(row.run, modelled_s(one, row), measured))
+    return [(kind, judged) for kind, judged in found.items() if judged]
 
 
-def _misfit(kind: str, rows: Sequence[StepRow], model: CalibratedModel) -> Misfit:
-    whole = rows[0].churns
-    measured = np.array([row.duration_s if whole else row.device_s for row in rows])
-    modelled = np.array([modelled_s(model, row) for row in rows])
+def _misfit(kind: str, judged: Sequence[Judged]) -> Misfit:
+    measured, modelled = np.array([one.measured_s for one in judged]), np.array([one.modelled_s for one in judged])
     signed = float((modelled.sum() - measured.sum()) / measured.sum())
     relative = float(np.mean(np.abs(modelled - measured) / measured))
-    return Misfit(kind, len({row.run for row in rows}), len(rows), signed, relative)
+    return Misfit(kind, len({one.run for one in judged}), len(judged), signed, relative)
 
 
 def modelled_s(model: CalibratedModel, row: StepRow) -> float:
@@ -218,11 +247,15 @@ def modelled_s(model: CalibratedModel, row: StepRow) -> float:
 def held_out(
     rows: Sequence[StepRow], decode_buckets: Sequence[int], token_buckets: Sequence[int], *, padded: bool
 ) -> list[Misfit]:
-    """Of a model that has not seen about a fifth of the runs, on those; runs at the ends of the grid stay in it."""
-    kept, held = split(rows)
-    model = fit(kept, decode_buckets, token_buckets, padded=padded)
-    inside = [row for row in held if _covers(model, row)]
-    return misfits(model, inside)
+    """On every run, by a model that has not seen it: a fifth is held out at a time. Runs at the ends of the grid,
+    which such a model does not reach, are left out."""
+    judged: dict[str, list[Judged]] = {}
+    for fold in range(FOLDS):
+        kept, held = split(rows, fold)
+        model = fit(kept, decode_buckets, token_buckets, padded=padded)
+        for kind, found in _judged(model, [row for row in held if _covers(model, row)]):
+            judged.setdefault(kind, []).extend(found)
+    return [_misfit(kind, judged[kind]) for kind in KINDS if kind in judged]
 
 
 def _covers(model: CalibratedModel, row: StepRow) -> bool:

@@ -117,16 +117,22 @@ def check_row(row: StepRow, where: str) -> None:
 CHURN: Final = "churn"
 """How the names of runs begin in which sequences come and go, as on a server."""
 HELD: Final = "-held"
-"""How the names of those end that are held out."""
+"""How the names of half of those end."""
+FOLDS: Final = 5
 
 
-def split(rows: Sequence[StepRow], every: int = 5) -> tuple[list[StepRow], list[StepRow]]:
-    """(kept, held out): about one point of the grid in `every` is held out, chosen by the hash of its name, and of the
-    runs in which sequences come and go those that are named so."""
+def split(rows: Sequence[StepRow], fold: int) -> tuple[list[StepRow], list[StepRow]]:
+    """(kept, held out) of one of `FOLDS` folds. Each run is held out in one of them, as a whole: points of the grid by
+    the hash of their names; of the runs in which sequences come and go those named so in the first, the others in the
+    second, so that runs of each size are always among the kept ones."""
     kept: list[StepRow] = []
     held: list[StepRow] = []
     for row in rows:
-        digest = hashlib.sha256(row.run.encode()).digest()
-        out = row.run.endswith(HELD) if row.churns else digest[0] % every == 0
-        (held if out else kept).append(row)
+        (held if _fold(row) == fold else kept).append(row)
     return kept, held
+
+
+def _fold(row: StepRow) -> int:
+    if row.churns:
+        return 0 if row.run.endswith(HELD) else 1
+    return hashlib.sha256(row.run.encode()).digest()[0] % FOLDS

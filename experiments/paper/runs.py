@@ -136,6 +136,8 @@ class Lab:
     """Where measurements of kernels come from."""
     fidelity: Path | None = None
     """A folder of runs of engine and simulator; None: none was named."""
+    block_sizes: Path | None = None
+    """A folder of the engine's runs by block size; None: they are measured here."""
     cached: CacheLab = field(default_factory=CacheLab)
     """The trace and the sizes of bare prefix caches."""
     _done: dict[Key, Measured] = field(default_factory=dict)

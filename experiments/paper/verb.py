@@ -92,6 +92,7 @@ def reproduce(
     jobs: int = 1,
     kernels: Path | None = None,
     fidelity: Path | None = None,
+    block_sizes: Path | None = None,
     trace: Path | None = None,
     cache_blocks: Sequence[int] = (),
     out: Path | None = None,
@@ -105,7 +106,7 @@ def reproduce(
     try:
         chosen = _chosen(names)
         lab = _lab(quick, lengths or {}, seeds, jobs, KernelLab(kernels, quick))
-        lab.cached, lab.fidelity = CacheLab.of(trace, cache_blocks), fidelity
+        lab.cached, lab.fidelity, lab.block_sizes = CacheLab.of(trace, cache_blocks), fidelity, block_sizes
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     if out is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from experiments.paper import fig18b
+from experiments.paper import fig18b, size_runs
 from experiments.paper.claims import Claim, Result, exact, not_here
 from experiments.paper.experiment import Experiment, Picture, Table
 from experiments.paper.kernels import of
@@ -27,13 +27,22 @@ MODELS: Final[Mapping[str, tuple[str, str]]] = {"mha": fig18b.MODELS, "gqa": ("l
 KERNELS: Final = {"mha": "mha 8 x 4k", "gqa": "gqa 64 x 4k"}
 """Decode shapes of `bench kernel --case block-size` beside them."""
 GOOD: Final = fig18b.GOOD[LENGTHS]
-BASE, SLACK = fig18b.BASE, fig18b.SLACK
+BASE, SLACK = size_runs.BASE, fig18b.SLACK
 TICKS: Final = (1, 4, 16, 64, 256)
 ENDS: Final = {1: "smallest", 256: "largest"}
 
 
-def _curve(lab: Lab, heads: str) -> fig18b.Curve:
-    return fig18b.curve(lab, LENGTHS, MODELS[heads][lab.quick])
+def _curve(lab: Lab, heads: str) -> size_runs.Curve:
+    return size_runs.curve(lab, MODELS[heads][lab.quick], LENGTHS)
+
+
+def _lacking(lab: Lab, heads: str) -> str:
+    return size_runs.lacking(lab, MODELS[heads][lab.quick], LENGTHS)
+
+
+def _shown(lab: Lab) -> list[str]:
+    """Head shapes of which there is a curve."""
+    return [heads for heads in MODELS if not _lacking(lab, heads)]
 
 
 def kernel_over_base(lab: Lab, heads: str) -> dict[int, float]:
@@ -63,11 +72,10 @@ def _claims(heads: str) -> tuple[Claim, list[Claim]]:
 
 def judge(lab: Lab) -> list[Result]:
     """The sizes that the paper calls best against all, and what is lost at both ends."""
-    reason = fig18b.lacking()
     results: list[Result] = []
     for heads in MODELS:
         best, ends = _claims(heads)
-        if reason:
+        if reason := _lacking(lab, heads):
             results += [not_here(claim, reason) for claim in (best, *ends)]
             continue
         found = _curve(lab, heads)
@@ -96,7 +104,7 @@ def _limits(lab: Lab, heads: str, size: int) -> str:
 def _rows(lab: Lab) -> list[dict[str, Any]]:
     """A row a head shape and block size: what is shown."""
     rows = []
-    for heads in MODELS:
+    for heads in _shown(lab):
         found, kernel = _curve(lab, heads), kernel_over_base(lab, heads)
         for size, row in found.by_size.items():
             rows.append(
@@ -118,19 +126,26 @@ def _rows(lab: Lab) -> list[dict[str, Any]]:
 
 def tables(lab: Lab) -> list[Table]:
     """Both sides at every size."""
-    if fig18b.lacking():
+    if not (rows := _rows(lab)):
         return []
-    rows = _rows(lab)
-    where = "; ".join(f"{heads}: {MODELS[heads][lab.quick]} on {_curve(lab, heads).device}" for heads in MODELS)
-    title = f"{LENGTHS}, {fig18b.KV_TOKENS:,} token slots, at nine tenths of what size {BASE} sustains"
+    where = "; ".join(f"{heads}: {MODELS[heads][lab.quick]} on {_curve(lab, heads).device}" for heads in _shown(lab))
+    title = f"{LENGTHS}, {size_runs.KV_TOKENS:,} token slots, at nine tenths of what size {BASE} sustains"
     return [Table(f"{NAME}/sizes", title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), where)]
+
+
+def _command(lab: Lab) -> str:
+    words = ["pagelab reproduce", NAME]
+    words += ["--quick"] if lab.quick else []
+    for flag, folder in (("--block-sizes", lab.block_sizes), ("--kernels", lab.kernels.stored)):
+        words += [flag, str(folder)] if folder is not None else []
+    return " ".join(words)
 
 
 def pictures(lab: Lab) -> list[Picture]:
     """Latency, kernel and waste over the block size, both head shapes; grey: the sizes that the paper calls best."""
-    if fig18b.lacking():
+    if not (rows := _rows(lab)):
         return []
-    rows = _rows(lab)
+    shown = _shown(lab)
     panels = {"latency_over_16": "latency (16 = 1)", "kernel_over_16": "kernel time (16 = 1)"}
 
     def draw(canvas: Canvas) -> pd.DataFrame:
@@ -142,6 +157,8 @@ def pictures(lab: Lab) -> list[Picture]:
         axes = canvas.subplots(1, 3)
         for ax, column in zip(axes, [*panels, "kv_internal_frac"], strict=True):
             for heads, name in (("mha", "orca-oracle"), ("gqa", "paged")):
+                if heads not in shown:
+                    continue
                 one, look = frame[frame["heads"] == heads].dropna(subset=[column]), look_of(name)
                 ax.plot(one["block_size"], one[column], color=look.colour, linestyle=look.line, marker=look.marker,
                         markersize=4.5, label=f"{heads} ({MODELS[heads][lab.quick]})")  # fmt: skip
@@ -153,9 +170,15 @@ def pictures(lab: Lab) -> list[Picture]:
         canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         return frame
 
-    found = _curve(lab, "gqa")
-    words = ["pagelab reproduce", NAME, *(["--quick"] if lab.quick else [])]
-    caption = f"{LENGTHS} lengths · {fig18b.KV_TOKENS:,} token slots · seed 0 · {found.device} · {' '.join(words)}"
+    found = _curve(lab, shown[0])
+    caption = " · ".join(
+        [
+            f"{LENGTHS} lengths, seed 0",
+            "traces " + ", ".join(_curve(lab, heads).by_size[BASE]["trace_sha256"][:8] for heads in shown),
+            f"{size_runs.KV_TOKENS:,} token slots · {found.device}",
+            _command(lab),
+        ]
+    )
     claim = (
         "Small blocks cost the kernel and the host a little and memory nothing; large ones cost memory: the empty end "
         "of every request's last block. Grey: the sizes that the paper calls best."

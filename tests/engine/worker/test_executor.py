@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the executor computes on torch tensors")
@@ -170,3 +172,27 @@ def test_steps_are_measured_and_told_apart():
     assert any(one.num_decodes and not one.num_chunk_tokens for one in steps)
     assert any(one.num_chunk_tokens for one in steps)
     assert sum(one.num_decodes for one in steps) <= sum(request.num_stop_tokens for request in made)
+
+
+@pytest.mark.parametrize("place", ["pack", "columns", "slot_mapping"])
+def test_no_clock_runs_while_the_host_prepares_what_a_step_is_told(monkeypatch, place):
+    """What stands between a step's start and its first command would be counted as the device's time."""
+    scheduler = tiny.scheduler_over("paged", 96, 4)
+    executor = tiny.executor_over(scheduler.allocator)
+    events = []
+
+    def noted(owner, name, word):
+        inner = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (events.append(word), inner(*a, **k))[1])
+
+    owners = {"pack": executor.mixed, "columns": executor.sequences, "slot_mapping": executor.table}
+    noted(owners[place], place, "host")
+    noted(executor.kv, "move_blocks", "device")
+    clock, inner = executor._clock, type(executor._clock).start
+    monkeypatch.setattr(type(clock), "start", lambda self: (events.append("clock"), inner(self))[1])
+    executor._launch.keywords["prepared"] = clock.start
+    tiny.serve(scheduler, executor, tiny.requests())
+    assert events.count("clock") == len(executor.steps) == events.count("device")
+    assert events.count("host") > 0
+    for before, after in itertools.pairwise(events):
+        assert (after == "device") == (before == "clock"), "the clock starts right before the first command"

@@ -2,7 +2,9 @@
 
 import pytest
 
-from experiments.paper import chapter_table, fig18b, verb
+from experiments.csv_text import to_csv
+from experiments.exits import UsageError
+from experiments.paper import chapter_table, fig18b, size_main, size_runs, verb
 from experiments.paper.runs import Lab
 
 torch = pytest.importorskip("torch")
@@ -56,10 +58,10 @@ def test_a_fault_in_the_table_is_a_miss(monkeypatch, fault, claim):
 @pytest.fixture
 def lab(monkeypatch, tiny_model):
     """Fig 18b on this machine's CPU, on a model that takes milliseconds."""
-    monkeypatch.setattr(fig18b, "lacking", lambda: "")
-    monkeypatch.setattr(fig18b, "BACKEND", "cpu")
+    monkeypatch.setattr(size_runs, "lacking", lambda lab, model, lengths: "")
+    monkeypatch.setattr(size_runs, "BACKEND", "cpu")
     monkeypatch.setattr(fig18b, "MODELS", (str(tiny_model),) * 2)
-    monkeypatch.setattr(fig18b, "NUM_REQUESTS", {"sharegpt": 9, "alpaca": 15})
+    monkeypatch.setattr(size_runs, "NUM_REQUESTS", {"sharegpt": 9, "alpaca": 15})
     return Lab(num_seeds=1, quick=True)
 
 
@@ -68,17 +70,61 @@ def test_fig18b_serves_the_same_requests_at_every_block_size(lab):
     results, shown = fig18b.judge(lab), fig18b.tables(lab)
     assert set(verdicts(results)) == {"fig18b/sharegpt/best", "fig18b/alpaca/best", "fig18b/alpaca/256-degrades"}
     assert all(result.got is not None and result.verdict in ("pass", "miss") for result in results)
-    assert [row[0] for row in shown[0].rows] == list(fig18b.QUICK_SIZES)
+    assert [row[0] for row in shown[0].rows] == list(size_runs.QUICK_SIZES)
     curve = fig18b.curve(lab, "alpaca")
     assert {row["num_finished"] + row["num_truncated"] for row in curve.by_size.values()} == {5}
     assert all(value > 0 for value in curve.latency_s.values())
 
 
+@pytest.mark.slow
+def test_runs_that_were_kept_are_judged_as_if_they_ran_here(lab, tmp_path, tiny_model):
+    """A CPU's times differ from run to run: what is kept is read, and nothing runs again."""
+    words = ["--models", str(tiny_model), "--quick", "--output-dir", str(tmp_path)]
+    assert size_main.main([*words, "--lengths", "sharegpt", "alpaca"]) == 0
+    rows = size_runs.read(tmp_path)
+    assert len(rows) == 2 * len(size_runs.QUICK_SIZES)
+    lab.block_sizes = tmp_path
+    latency = fig18b.curve(lab, "alpaca").latency_s
+    assert latency == {int(r["block_size"]): r["mean_normalized_latency_s"] for r in rows if r["lengths"] == "alpaca"}
+
+
+def kept(folder, *rows):
+    """A folder of runs by hand."""
+    words = {"trace_sha256": "ab12", "device": "Test card", "asked_rate_per_s": 2.0}
+    words |= dict.fromkeys(fig18b.COLUMNS, 1.0)
+    texts = [{**words, "model": "opt-13b", "lengths": "sharegpt", "mean_normalized_latency_s": 0.5, **r} for r in rows]
+    (folder / size_runs.RUNS_FILE).write_text(to_csv(texts), "utf-8")
+    (folder / size_runs.ABOUT_FILE).write_text("{}", "utf-8")
+    return Lab(block_sizes=folder)
+
+
+def test_lengths_that_are_not_among_the_kept_runs_are_not_here(tmp_path):
+    lab = kept(tmp_path, {"block_size": 16}, {"block_size": 1, "mean_normalized_latency_s": 0.6})
+    found = verdicts(fig18b.judge(lab))
+    assert found == {
+        "fig18b/sharegpt/best": "pass",
+        "fig18b/alpaca/best": "not here",
+        "fig18b/alpaca/256-degrades": "not here",
+    }
+    assert [one.name for one in fig18b.tables(lab)] == ["fig18b/sharegpt"]
+    assert "no runs of opt-13b with alpaca lengths" in size_runs.lacking(lab, "opt-13b", "alpaca")
+
+
+def test_a_folder_without_runs_is_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match="no runs of the engine by block size"):
+        size_runs.read(tmp_path)
+    kept(tmp_path, {"block_size": 16})
+    text = (tmp_path / size_runs.RUNS_FILE).read_text("utf-8")
+    (tmp_path / size_runs.RUNS_FILE).write_text(text.replace("block_size", "size"), "utf-8")
+    with pytest.raises(UsageError, match="columns block_size are missing"):
+        size_runs.read(tmp_path)
+
+
 def test_fig18b_is_judged_on_the_curve(monkeypatch):
-    monkeypatch.setattr(fig18b, "lacking", lambda: "")
+    monkeypatch.setattr(size_runs, "lacking", lambda lab, model, lengths: "")
     best = {1: 2.0, 16: 1.0, 64: 1.5, 256: 1.2}
     rows = {size: {"mean_normalized_latency_s": value} for size, value in best.items()}
-    monkeypatch.setattr(fig18b, "curve", lambda lab, lengths: fig18b.Curve(1.0, "Test card", rows))
+    monkeypatch.setattr(fig18b, "curve", lambda lab, lengths: size_runs.Curve(1.0, "Test card", rows))
     found = verdicts(fig18b.judge(Lab()))
     assert found == {
         "fig18b/sharegpt/best": "pass",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.paper import fig18b
+from experiments.paper import size_runs
 from experiments.paper.kernels import KernelLab
 from experiments.paper.runs import Lab
 from experiments.studies import block_size_engine as study
@@ -16,7 +16,7 @@ SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 
 def row(size, latency):
-    fixed = {"output_tok_per_s": 8000.0, "mean_batch_size": 40.0, "num_preemptions": size // 64}
+    fixed = {"output_tok_per_s": 8000.0, "mean_batch_size": 40.0, "num_preemptions": size // 64, "trace_sha256": "ab12"}
     return {**fixed, "mean_normalized_latency_s": latency, "kv_internal_frac": size / 1000, "mean_host_gap_s": 2e-4}
 
 
@@ -24,9 +24,9 @@ def row(size, latency):
 def lab(monkeypatch):
     """Curves of the engine by hand; rows of the kernel as they are kept."""
     latency = {size: 0.02 + 1e-5 * size for size in SIZES} | {1: 0.0212}
-    monkeypatch.setattr(fig18b, "lacking", lambda: "")
-    curve = fig18b.Curve(13.0, "Test card", {size: row(size, value) for size, value in latency.items()})
-    monkeypatch.setattr(fig18b, "curve", lambda lab, lengths, model=None: curve)
+    monkeypatch.setattr(size_runs, "lacking", lambda lab, model, lengths: "")
+    curve = size_runs.Curve(13.0, "Test card", {size: row(size, value) for size, value in latency.items()})
+    monkeypatch.setattr(size_runs, "curve", lambda lab, model, lengths: curve)
     lab = Lab(kernels=KernelLab(KERNELS))
     lab.curve = curve
     return lab
@@ -69,7 +69,7 @@ def test_both_sides_are_in_table_and_figure(lab):
 
 
 def test_without_a_device_nothing_is_measured_or_drawn(monkeypatch):
-    monkeypatch.setattr(fig18b, "lacking", lambda: "no device: torch sees none here")
+    monkeypatch.setattr(size_runs, "lacking", lambda lab, model, lengths: "no device: torch sees none here")
     assert {result.verdict for result in study.judge(Lab())} == {"not here"}
     assert study.tables(Lab()) == study.pictures(Lab()) == []
 
