@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.calibrate.rows import FOLDS, PS, StepRow, rows_sha256, split
-from sim.calibrated import CalibratedModel, Curve, MixedCost, Overheads, rates_of
+from sim.calibrated import CalibratedModel, Curve, MixedCost, OutsideGrid, Overheads, rates_of
 
 Floats = npt.NDArray[np.float64]
 TRIMMED: Final = 0.05
@@ -27,8 +27,10 @@ KINDS: Final = ("decode", "mixed", "decode, served", "mixed, served")
 class Judged(NamedTuple):
     """One step, as modelled and as measured."""
 
+    kind: str
     run: str
-    modelled_s: float
+    modelled_s: float | None
+    """None: outside the grid."""
     measured_s: float
 
 
@@ -42,6 +44,8 @@ class Misfit(NamedTuple):
     """(sum of modelled - sum of measured) / sum of measured: what a run's clock is off by."""
     mape_frac: float
     """Mean of |modelled - measured| / measured."""
+    num_outside: int = 0
+    """Steps outside the grid of the model, which are not judged."""
 
 
 def fit(
@@ -54,8 +58,7 @@ def fit(
 ) -> CalibratedModel:
     """ValueError where rows of either kind are lacking. `about` is kept, with the hash of the rows beside it."""
     churned = [row for row in rows if row.churns]
-    grid = [row for row in rows if not row.churns]
-    decodes, mixed = [row for row in grid if row.decodes], [row for row in grid if not row.decodes]
+    decodes, mixed = [row for row in rows if row.decodes and not row.churns], [row for row in rows if not row.decodes]
     if not decodes or not mixed:
         raise ValueError(
             f"a calibration needs decode steps and steps with chunks, got {len(decodes)} and {len(mixed)}: measure both"
@@ -111,12 +114,12 @@ def _mean_s(values: Sequence[float]) -> float:
 
 
 def _mixed(rows: Sequence[StepRow], buckets: Sequence[int], padded: bool) -> MixedCost:
-    """Least squares (see `_unbiased`); rates are not below zero."""
+    """Least squares of relative errors; rates are not below zero."""
     places = _token_places(rows, buckets, padded)
     base = _base_columns([row.num_new_tokens for row in rows], places, padded)
     rates = np.array([rates_of(*row.features) for row in rows], np.float64)
     seconds = np.array([row.device_s for row in rows])
-    found = _unbiased(np.hstack([base, rates]), seconds, np.zeros(len(rows)), free=base.shape[1])
+    found = _not_negative(np.hstack([base, rates]), seconds, 1 / seconds, free=base.shape[1])
     bases, rest = found[: len(places)], found[len(places) :]
     most = (max(row[field] for row in rows) for field in (1, 3, 4, 5))
     whole = (max(round(float(value) * PS), 0) for value in rest)
@@ -160,15 +163,15 @@ def _base_columns(tokens: Sequence[int], places: Sequence[int], padded: bool) ->
     return columns
 
 
-def _unbiased(columns: Floats, seconds: Floats, known: Floats, *, free: int) -> Floats:
-    """Coefficients of what steps of `seconds` take beside what is `known` of them.
+def _unbiased(columns: Floats, seconds: Floats, known: Floats) -> Floats:
+    """Coefficients, none below zero, of what steps of `seconds` take beside what is `known` of them.
 
     Squares are weighted by what is modelled, not by what was measured: with weights of the measured times the steps
     that happen to be short would count more, and the sum of all, which is a run's clock, would come out too small.
     """
     weights = 1 / np.sqrt(seconds)
     for _ in range(ROUNDS):
-        found = _not_negative(columns, seconds - known, weights, free=free)
+        found = _not_negative(columns, seconds - known, weights, free=0)
         weights = 1 / np.sqrt(np.maximum(known + columns @ found, seconds.min() / 2))
     return found
 
@@ -210,32 +213,46 @@ def _more(
     """Least squares (see `_unbiased`), none below zero; picoseconds."""
     wide = replace(bare, extrapolate=True)
     alone = np.array([modelled_s(wide, row) for row in rows])
-    found = _unbiased(np.array(columns, np.float64), np.array([row.duration_s for row in rows]), alone, free=0)
+    found = _unbiased(np.array(columns, np.float64), np.array([row.duration_s for row in rows]), alone)
     return {name: round(float(value) * PS) for name, value in zip(names, found, strict=True)}
 
 
 def misfits(model: CalibratedModel, rows: Sequence[StepRow]) -> list[Misfit]:
     """Decode steps and steps with chunks apart. On the grid of the device's time, as nobody waits there as in a run;
-    where sequences come and go of whole steps. OutsideGrid where the model does not reach."""
-    return [_misfit(kind, found) for kind, found in _judged(model, rows)]
+    where sequences come and go of whole steps."""
+    return _summed_up(_judged(model, rows))
 
 
-def _judged(model: CalibratedModel, rows: Sequence[StepRow]) -> list[tuple[str, list[Judged]]]:
-    """By kind of steps, those of which there are any."""
+def _judged(model: CalibratedModel, rows: Sequence[StepRow]) -> list[Judged]:
+    """A step each."""
     device = replace(model, overheads=Overheads())
-    found: dict[str, list[Judged]] = {kind: [] for kind in KINDS}
+    found = []
     for row in rows:
         measured, one = (row.duration_s, model) if row.churns else (row.device_s, device)
-        kind = KINDS[(not row.decodes) + 2 * row.churns]
-        found[kind].append(Judged(row.run, modelled_s(one, row), measured))
-    return [(kind, judged) for kind, judged in found.items() if judged]
+        try:
+            modelled = modelled_s(one, row)
+        except OutsideGrid:
+            modelled = None
+        found.append(Judged(KINDS[(not row.decodes) + 2 * row.churns], row.run, modelled, measured))
+    return found
 
 
-def _misfit(kind: str, judged: Sequence[Judged]) -> Misfit:
+def _summed_up(judged: Sequence[Judged]) -> list[Misfit]:
+    """By kind, those of which there are steps inside the grid."""
+    found = []
+    for kind in KINDS:
+        ones = [one for one in judged if one.kind == kind]
+        inside = [one for one in ones if one.modelled_s is not None]
+        if inside:
+            found.append(_misfit(kind, inside, len(ones) - len(inside)))
+    return found
+
+
+def _misfit(kind: str, judged: Sequence[Judged], num_outside: int) -> Misfit:
     measured, modelled = np.array([one.measured_s for one in judged]), np.array([one.modelled_s for one in judged])
     signed = float((modelled.sum() - measured.sum()) / measured.sum())
     relative = float(np.mean(np.abs(modelled - measured) / measured))
-    return Misfit(kind, len({one.run for one in judged}), len(judged), signed, relative)
+    return Misfit(kind, len({one.run for one in judged}), len(judged), signed, relative, num_outside)
 
 
 def modelled_s(model: CalibratedModel, row: StepRow) -> float:
@@ -247,20 +264,11 @@ def modelled_s(model: CalibratedModel, row: StepRow) -> float:
 def held_out(
     rows: Sequence[StepRow], decode_buckets: Sequence[int], token_buckets: Sequence[int], *, padded: bool
 ) -> list[Misfit]:
-    """On every run, by a model that has not seen it: a fifth is held out at a time. Runs at the ends of the grid,
-    which such a model does not reach, are left out."""
-    judged: dict[str, list[Judged]] = {}
+    """On every run, by a model that has not seen it: a fifth is held out at a time. Such a model does not reach runs at
+    the ends of the grid."""
+    judged: list[Judged] = []
     for fold in range(FOLDS):
         kept, held = split(rows, fold)
         model = fit(kept, decode_buckets, token_buckets, padded=padded)
-        for kind, found in _judged(model, [row for row in held if _covers(model, row)]):
-            judged.setdefault(kind, []).extend(found)
-    return [_misfit(kind, judged[kind]) for kind in KINDS if kind in judged]
-
-
-def _covers(model: CalibratedModel, row: StepRow) -> bool:
-    try:
-        model.duration(row.features)
-    except ValueError:
-        return False
-    return True
+        judged += _judged(model, held)
+    return _summed_up(judged)

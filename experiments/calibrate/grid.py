@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 CHUNKED: Final = (0.0, 1 / 16, 1 / 4, 5 / 8, 15 / 16)
 """Sequences that decode beside chunks, of the most that there can be."""
-BETWEEN: Final = 6
-"""Decode steps between two steps with chunks, as a server has: compute-bound steps one after the other draw so much
-power that clocks fall, and would be up to a tenth slower than they are in serving."""
+FEWEST_BETWEEN, MOST_BETWEEN = 2, 40
+"""Decode steps between two steps with chunks. A server whose prompts are as long as its outputs gets a token of prompt
+for each that it makes, so that behind T of them T / S steps of S sequences follow. Compute-bound steps one after the
+other draw so much power that clocks fall, and would be up to a tenth slower than they are in serving."""
 MOST_CHUNKS: Final = 8
 FULL_FRAC: Final = 0.95
 """Of what decoding sequences leave room for."""
@@ -26,6 +28,10 @@ class Limits:
     kv_tokens: int
     """Token slots of the pool."""
     block_size: int
+
+    def held(self, contexts: Iterable[int], growth: int) -> int:
+        """Token slots of the blocks that sequences hold once each has grown by so many tokens."""
+        return sum(-(-(context + growth) // self.block_size) for context in contexts) * self.block_size
 
     def room(self, num_seqs: int, growth: int) -> int:
         """Tokens that so many sequences can hold in all and still grow by so many each, last blocks half used."""
@@ -54,6 +60,18 @@ class MixedPoint:
     name: str
     contexts: tuple[int, ...]
     steps: tuple[ChunkStep, ...]
+    between: int
+    """Decode steps behind each of them."""
+
+    @property
+    def growth(self) -> int:
+        """Tokens of a sequence that decodes from the first step to the last, with some to spare."""
+        return grown(self.between, len(self.steps))
+
+
+def grown(between: int, num_steps: int) -> int:
+    """See `MixedPoint.growth`."""
+    return (between + 2) * num_steps + 4
 
 
 def lengths(rng: Random, count: int, total: int, longest: int) -> tuple[int, ...]:
@@ -64,20 +82,34 @@ def lengths(rng: Random, count: int, total: int, longest: int) -> tuple[int, ...
     return tuple(min(max(int(value * scale), 1), longest) for value in drawn)
 
 
+def full(rng: Random, count: int, growth: int, longest: int, limits: Limits) -> tuple[int, ...]:
+    """Lengths that leave no block of the pool free once they have grown: at most half of each last block is empty, as
+    with sequences whose lengths nobody has chosen. Equal ones where the model's longest leave room."""
+    size, blocks = limits.block_size, limits.kv_tokens // limits.block_size
+    each, more = divmod(blocks, count)
+    found = []
+    for index in range(count):
+        most = min((each + (index < more)) * size - growth, longest)
+        spare = 0 if most == longest else rng.randrange(size // 2 + 1)
+        found.append(max(most - spare, most // 2))
+    return tuple(found)
+
+
 def decode_points(buckets: list[int], limits: Limits, num_steps: int, kv_places: int, seed: int) -> list[DecodePoint]:
     """For each bucket, full, so many sums of context from a few tokens a sequence to all that pool or model hold."""
     rng, points = Random(seed), []
     for bucket in buckets:
-        room = limits.room(bucket, num_steps + 2)
-        longest = limits.max_model_len - num_steps - 2
-        most = min(room, bucket * longest)
-        if most < bucket:
+        growth, longest = num_steps + 2, limits.max_model_len - num_steps - 2
+        top = full(rng, bucket, growth, longest, limits)
+        most = sum(top)
+        if min(top) < 1:
             continue
         ratio = (most / (8 * bucket)) ** (1 / (kv_places - 1)) if most > 8 * bucket else 1.0
         totals = sorted({min(round(8 * bucket * ratio**place), most) for place in range(kv_places)})
         for total in totals:
-            top = most <= total * 1.01
-            spread = (total // bucket,) * bucket if top else lengths(rng, bucket, total, longest)
+            spread = top if most <= total * 1.01 else lengths(rng, bucket, total, longest)
+            while limits.held(spread, growth) > limits.kv_tokens:
+                spread = tuple(max(length - limits.block_size // 8 - 1, 1) for length in spread)
             points.append(DecodePoint(f"decode-{bucket}-{total}", spread))
     return points
 
@@ -87,9 +119,10 @@ def mixed_points(buckets: list[int], limits: Limits, steps_a_point: int, seed: i
     at the start of their prompts or far into them. Most sequences decode once with few tokens and once with as many as
     the pool holds beside the chunks."""
     rng, points = Random(seed + 1), []
-    growth = (BETWEEN + 2) * steps_a_point + 4
     for tokens in buckets:
         for decodes in dict.fromkeys(int(share * limits.max_num_seqs) for share in CHUNKED):
+            between = _between(tokens, decodes, steps_a_point, limits)
+            growth = grown(between, steps_a_point)
             room = limits.room(decodes + MOST_CHUNKS, growth if decodes else 0)
             if decodes >= tokens or room < decodes + tokens:
                 continue
@@ -102,8 +135,17 @@ def mixed_points(buckets: list[int], limits: Limits, steps_a_point: int, seed: i
                 left = min(room - sum(contexts), limits.kv_tokens // 2)
                 seats = limits.max_num_seqs - decodes
                 steps = tuple(_chunk_step(rng, tokens - decodes, seats, limits, left) for _ in range(steps_a_point))
-                points.append(MixedPoint(f"mixed-{tokens}-{decodes}{name}", contexts, steps))
+                points.append(MixedPoint(f"mixed-{tokens}-{decodes}{name}", contexts, steps, between))
     return points
+
+
+def _between(tokens: int, decodes: int, num_steps: int, limits: Limits) -> int:
+    """Decode steps behind one of `tokens`; none where nobody decodes, fewer where the model or the pool is short."""
+    if not decodes:
+        return 0
+    wanted = min(max(tokens // decodes, FEWEST_BETWEEN), MOST_BETWEEN)
+    place = min(limits.max_model_len // 2 - 2, limits.kv_tokens // (2 * decodes))
+    return min(wanted, max((place - 4) // num_steps - 2, FEWEST_BETWEEN))
 
 
 def _chunk_step(rng: Random, tokens: int, seats: int, limits: Limits, room: int) -> ChunkStep:

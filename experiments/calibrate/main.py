@@ -205,6 +205,7 @@ def report(done: Measured) -> list[str]:
     return [
         f"{which:<9} {one.kind:<19} {one.num_steps:>6} steps of {one.num_runs:>4} runs: signed "
         f"{100 * one.mean_signed_frac:+.2f} % of their time together, MAPE {100 * one.mape_frac:.2f} % a step"
+        + (f"; {one.num_outside} steps outside the grid" if one.num_outside else "")
         for which, one in done.errors()
     ]
 

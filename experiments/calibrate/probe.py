@@ -17,7 +17,7 @@ from engine.core.registry import PoolConfig, make_allocator
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import step
-from experiments.calibrate.grid import BETWEEN, DecodePoint, Limits, MixedPoint
+from experiments.calibrate.grid import DecodePoint, Limits, MixedPoint
 from experiments.calibrate.rows import PS, StepRow
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Probe:
         scheduler = self._scheduler()
         for index, context in enumerate(point.contexts):
             name = point.name, "decode", index
-            scheduler.add(self._request(scheduler, name, context, 1, (BETWEEN + 2) * len(point.steps) + 4))
+            scheduler.add(self._request(scheduler, name, context, 1, point.growth))
         asked = [
             [
                 self._request(scheduler, (point.name, number, index), context, new, 1)
@@ -111,7 +111,7 @@ class Probe:
                 scheduler.add(request)
             while scheduler.waiting:
                 turns.append(self._turn(scheduler))
-            for _ in range(BETWEEN if point.contexts else 0):
+            for _ in range(point.between):
                 self._turn(scheduler)
         while scheduler.has_work:
             self._turn(scheduler)

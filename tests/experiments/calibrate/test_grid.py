@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from experiments.calibrate.clocks import summed_up
-from experiments.calibrate.grid import BETWEEN, Limits, decode_points, mixed_points
+from experiments.calibrate.grid import MOST_BETWEEN, Limits, decode_points, mixed_points
 
 LIMITS = [
     Limits(256, 2048, 4096, 110_592, 16),
@@ -32,7 +32,7 @@ def test_every_point_fits_the_pool_and_the_model(limits):
     tokens = [size for size in (64, 128, 512, 2048) if size <= limits.max_num_batched_tokens]
     for mixed in mixed_points(tokens, limits, 6, 3):
         for one in mixed.steps:
-            decoding = held(mixed.contexts, (BETWEEN + 2) * 6 + 4, limits.block_size)
+            decoding = held(mixed.contexts, mixed.growth, limits.block_size)
             assert decoding + held(map(sum, one.chunks), 0, limits.block_size) <= limits.kv_tokens
             assert 1 <= len(one.chunks) <= limits.max_num_seqs - len(mixed.contexts)
             assert all(
@@ -58,8 +58,26 @@ def test_curves_reach_from_short_contexts_to_a_full_pool():
         totals = [sum(p.contexts) for p in decode_points([bucket], limits, STEPS, 6, 0)]
         assert len(totals) == 6
         assert min(totals) <= 10 * bucket
-        room = min(limits.room(bucket, STEPS + 2), bucket * (limits.max_model_len - STEPS - 2))
-        assert max(totals) > 0.97 * room
+        room = min(limits.kv_tokens - bucket * (STEPS + 2), bucket * (limits.max_model_len - STEPS - 2))
+        assert max(totals) > 0.95 * room
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64, 256])
+def test_curves_reach_as_far_as_sequences_get_whose_last_blocks_are_half_empty(block_size):
+    """Large blocks leave much of the pool empty, but not of every sequence a whole block."""
+    limits = Limits(256, 2048, 4096, 110_592, block_size)
+    totals = [sum(point.contexts) for point in decode_points([256], limits, STEPS, 6, 0)]
+    half_empty = limits.kv_tokens - 256 * (block_size // 2 + STEPS)
+    assert max(totals) > 0.95 * half_empty
+    assert len(set(totals)) == 6
+
+
+def test_the_more_decode_the_fewer_steps_lie_between_two_with_chunks():
+    points = {(p.name.split("-")[1], len(p.contexts)): p.between for p in mixed_points([64, 2048], LIMITS[0], 6, 0)}
+    assert points["2048", 16] == MOST_BETWEEN
+    assert points["2048", 240] == 8
+    assert points["64", 16] == 4
+    assert points["2048", 0] == 0
 
 
 def test_batches_are_ragged():

@@ -57,7 +57,7 @@ def test_a_point_of_decodes_costs_its_own_steps_and_no_prompt(probe):
 
 def test_a_point_with_chunks_costs_steps_of_those_chunks(probe):
     steps = (ChunkStep(((20, 10), (0, 30))), ChunkStep(((0, 5),)))
-    rows = probe.mixed(MixedPoint("mixed-2", (12, 30), steps))
+    rows = probe.mixed(MixedPoint("mixed-2", (12, 30), steps, between=3))
     assert [(row.num_seqs, row.num_new_tokens) for row in rows] == [(4, 42), (3, 7)]
     decoding = rows[0].num_kv_tokens - 30 - 30
     assert rows[0].num_attended_pairs == decoding + 10 * 20 + 55 + 465
