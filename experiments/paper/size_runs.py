@@ -1,7 +1,7 @@
 """The engine's runs of Fig 18b: the same requests at every block size in equal memory, measured here or once before.
 
 The paper's rates are an A100's. Here the rate is a share of what the engine sustains at block size 16 on the device at
-hand, measured first with all requests waiting from the start.
+hand, which is measured first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from experiments.exits import UsageError
 from experiments.paper.runs import Lab
+from experiments.sustained import sustained_rate_per_s
 
 if TYPE_CHECKING:
-    from experiments.resolve import Plan
+    from experiments.api import Result
+    from experiments.settings import Config
     from workloads import Trace
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
@@ -70,14 +72,14 @@ def curve_of(rows: Sequence[Row]) -> Curve:
 
 
 def measured(lab: Lab, model: str, lengths: str, count: int | None = None) -> Iterator[Row]:
-    """A row a block size, the base's first; RuntimeError where a run fails, AssertionError where its equations do."""
+    """A row a block size, the base's first; AssertionError where the equations of a run do not hold."""
     count = count or NUM_REQUESTS[lengths] // (QUICK_SHARE if lab.quick else 1)
-    closed = _run(model, _trace(lab, lengths, count, None), BASE)
-    rate = LOAD * count / float(closed["makespan_s"])
+    waiting = _trace(lab, lengths, count, None)
+    rate = LOAD * sustained_rate_per_s(_run(model, waiting, BASE).steps, waiting)
     trace = _trace(lab, lengths, count, rate)
     sizes = QUICK_SIZES if lab.quick else SIZES
     for size in sorted(sizes, key=lambda size: size != BASE):
-        row = _run(model, trace, size)
+        row = _row(_run(model, trace, size))
         yield {"model": model, "lengths": lengths, "block_size": size, "asked_rate_per_s": rate, **row}
 
 
@@ -90,24 +92,25 @@ def _trace(lab: Lab, lengths: str, count: int, rate_per_s: float | None) -> Trac
     return synthetic_trace(arrival, recipe, count, 0, rate_per_s=rate_per_s or 1.0, name=f"{lengths}-{count}")
 
 
-def _run(model: str, trace: Trace, block_size: int) -> Row:
-    from experiments.cells import run_task, task_of
+def _run(model: str, trace: Trace, block_size: int) -> Result:
+    from experiments.api import run
 
-    plan = plan_for(model, trace, block_size)
-    outcome = run_task(task_of(plan, plan.cells[0]))
-    if outcome.summary is None:
-        raise RuntimeError(f"fig18b, block size {block_size}: {outcome.error}\n{outcome.details}")
-    assert not outcome.failed_checks, f"fig18b, block size {block_size}: {outcome.failed_checks}"
-    sha256 = plan.arriving.provenance["sha256"]
-    return {**outcome.summary, "device": outcome.engine["device"], "trace_sha256": sha256}
+    result = run(config_for(model, block_size), trace)
+    failed = result.outcome.failed_checks
+    assert not failed, f"fig18b, block size {block_size}: {failed}"
+    return result
 
 
-def plan_for(model: str, trace: Trace, block_size: int) -> Plan:
+def _row(result: Result) -> Row:
+    summary, device = result.outcome.summary or {}, result.outcome.engine["device"]
+    return {**summary, "device": device, "trace_sha256": result.plan.arriving.provenance["sha256"]}
+
+
+def config_for(model: str, block_size: int) -> Config:
     """The artifact's rules on the real engine."""
-    from experiments.resolve import plan_of
     from experiments.settings import Config
 
-    config = Config.of(
+    config: Config = Config.of(
         model={"name": model},
         max_model_len=2048,
         allocator="paged",
@@ -120,7 +123,7 @@ def plan_for(model: str, trace: Trace, block_size: int) -> Plan:
         too_long="truncate",
         map_frames=0,
     )
-    return plan_of(config, verb="run", writes=False, trace=trace)
+    return config
 
 
 # measured before ------------------------------------------------------------------------------------------------------
