@@ -9,10 +9,14 @@ from typing import Final
 
 CHUNKED: Final = (0.0, 1 / 16, 1 / 4, 5 / 8, 15 / 16)
 """Sequences that decode beside chunks, of the most that there can be."""
-FEWEST_BETWEEN, MOST_BETWEEN = 2, 40
+FEWEST_BETWEEN, MOST_BETWEEN = 2, 24
 """Decode steps between two steps with chunks. A server whose prompts are as long as its outputs gets a token of prompt
 for each that it makes, so that behind T of them T / S steps of S sequences follow. Compute-bound steps one after the
 other draw so much power that clocks fall, and would be up to a tenth slower than they are in serving."""
+BESIDE: Final = (1 / 2, 3 / 4)
+"""Sequences that decode beside chunks, of a bucket's tokens: of small buckets they are most, and prompts are short."""
+SMALL_BUCKET, SHORT = 256, 48
+"""Tokens: of the largest bucket that has those, and the mean context where contexts are short."""
 MOST_CHUNKS: Final = 8
 FULL_FRAC: Final = 0.95
 """Of what decoding sequences leave room for."""
@@ -116,27 +120,35 @@ def decode_points(buckets: list[int], limits: Limits, num_steps: int, kv_places:
 
 def mixed_points(buckets: list[int], limits: Limits, steps_a_point: int, seed: int) -> list[MixedPoint]:
     """For each bucket of tokens and each number of decoding sequences: steps of one or several chunks that fill it,
-    at the start of their prompts or far into them. Most sequences decode once with few tokens and once with as many as
-    the pool holds beside the chunks."""
+    once short ones at the start of their prompts beside short contexts, once any. Most sequences decode once more with
+    as many tokens as the pool holds beside the chunks."""
     rng, points = Random(seed + 1), []
     for tokens in buckets:
-        for decodes in dict.fromkeys(int(share * limits.max_num_seqs) for share in CHUNKED):
+        for decodes in _beside(tokens, limits):
             between = _between(tokens, decodes, steps_a_point, limits)
             growth = grown(between, steps_a_point)
             room = limits.room(decodes + MOST_CHUNKS, growth if decodes else 0)
             if decodes >= tokens or room < decodes + tokens:
                 continue
             mean = rng.choice((64, 256, limits.max_model_len // 4))
-            totals = {"": min(decodes * mean, room // 2)}
+            totals = {"-short": min(decodes * SHORT, room // 2), "": min(decodes * mean, room // 2)}
             if decodes == int(CHUNKED[-1] * limits.max_num_seqs):
                 totals["-full"] = int((room - tokens) * FULL_FRAC)
             for name, total in totals.items():
                 contexts = lengths(rng, decodes, total, limits.max_model_len // 2) if decodes else ()
-                left = min(room - sum(contexts), limits.kv_tokens // 2)
+                left = 0 if name == "-short" else min(room - sum(contexts), limits.kv_tokens // 2)
                 seats = limits.max_num_seqs - decodes
                 steps = tuple(_chunk_step(rng, tokens - decodes, seats, limits, left) for _ in range(steps_a_point))
                 points.append(MixedPoint(f"mixed-{tokens}-{decodes}{name}", contexts, steps, between))
     return points
+
+
+def _beside(tokens: int, limits: Limits) -> list[int]:
+    """Numbers of sequences that decode beside chunks, ascending."""
+    found = {int(share * limits.max_num_seqs) for share in CHUNKED}
+    if tokens <= SMALL_BUCKET:
+        found |= {min(int(share * tokens), limits.max_num_seqs - 1) for share in BESIDE}
+    return sorted(found)
 
 
 def _between(tokens: int, decodes: int, num_steps: int, limits: Limits) -> int:
@@ -149,7 +161,8 @@ def _between(tokens: int, decodes: int, num_steps: int, limits: Limits) -> int:
 
 
 def _chunk_step(rng: Random, tokens: int, seats: int, limits: Limits, room: int) -> ChunkStep:
-    """Chunks of `tokens` tokens in all, fewer where the model's longest sequences do not take them."""
+    """Chunks of `tokens` tokens in all, fewer where the model's longest sequences do not take them; `room` for their
+    contexts, 0: they have none."""
     longest = limits.max_model_len - 2
     count = min(max(min(rng.choice((1, 1, 2, 4, 8)), tokens), -(-tokens // (longest // 2))), seats)
     cuts = sorted(rng.sample(range(1, tokens), count - 1)) if count > 1 else []

@@ -106,7 +106,7 @@ def test_noise_moves_no_clock():
         factor = float(rng.choice([0.75, 1.25]))
         noisy.append(one._replace(device_s=one.device_s * factor, duration_s=one.duration_s * factor))
     for one in misfits(fit(noisy, DECODES, TOKENS, padded=True), noisy)[2:]:
-        assert abs(one.mean_signed_frac) < 1e-2, one
+        assert abs(one.mean_signed_frac) < 2e-2, one
 
 
 def test_steps_that_the_model_does_not_reach_are_counted_and_not_judged():
