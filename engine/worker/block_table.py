@@ -54,6 +54,7 @@ class BlockTable:
         self.max_blocks = max_blocks
         self.device = torch.device(device)
         self.cpu = np.zeros((max_num_reqs, max_blocks), np.int32)
+        self._flat = self.cpu.reshape(-1)
         self.gpu = torch.zeros((max_num_reqs, max_blocks), dtype=torch.int32, device=self.device)
         self.num_blocks = np.zeros(max_num_reqs, np.int64)
         """Blocks of each row."""
@@ -68,6 +69,7 @@ class BlockTable:
         self._pairs = torch.empty_like(self._staging, device=self.device) if pinned else self._staging
         self._few = max(FEW_PAIRS, max_num_reqs)
         self._staged = torch.zeros(HEAD + 2 * self._few, dtype=torch.int32, pin_memory=pinned)
+        self._staged_array = self._staged.numpy()
         self._arrived = torch.zeros_like(self._staged, device=self.device) if pinned else self._staged
 
     # the CPU array ------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class BlockTable:
         self.num_blocks[index] += 1
         behind = self._behind
         for row, start in zip(rows, starts.tolist(), strict=True):
-            behind[row] = min(behind.get(row, start), start)
+            behind.setdefault(row, start)  # what a row lacks already lies before its end
 
     def move_row(self, source: int, target: int) -> None:
         """`target` holds what `source` held; `source` holds nothing."""
@@ -164,7 +166,7 @@ class BlockTable:
 
     def stage_entries(self, entries: Entries) -> int:
         """`stage` of what is due. More than a graph has room for is sent at once instead."""
-        staged, count = self._staged.numpy(), len(entries.indices)
+        staged, count = self._staged_array, len(entries.indices)
         if count > self._few:
             staged[0] = 0
             return self._send(entries)
@@ -177,7 +179,7 @@ class BlockTable:
 
     def take(self, entries: Entries) -> None:
         """Into the CPU array, where another table has these entries; rows and their counts are that one's."""
-        self.cpu.reshape(-1)[entries.indices] = entries.blocks
+        self._flat[entries.indices] = entries.blocks
 
     def send_staged(self) -> None:
         """Brings the device up to date with what was staged last. Commands only: captured, it is replayed with what is
@@ -188,15 +190,24 @@ class BlockTable:
 
     def due(self, num_rows: int) -> Entries:
         """The entries of rows 0 to num_rows - 1 that the device lacks; whoever asks sends them."""
-        due = [(row, start) for row, start in self._behind.items() if row < num_rows]
-        if not due:
+        behind = self._behind
+        if not behind:
             return NO_ENTRIES
-        for row, _ in due:
-            del self._behind[row]
-        rows = np.array([row for row, _ in due], np.int64)
-        starts = np.array([start for _, start in due], np.int64)
-        indices = _ranges(rows * self.max_blocks + starts, self.num_blocks[rows] - starts)
-        return Entries(indices, self.cpu.reshape(-1)[indices])
+        due = behind
+        if max(behind) < num_rows:
+            self._behind = {}
+        else:
+            due = {row: start for row, start in behind.items() if row < num_rows}
+            if not due:
+                return NO_ENTRIES
+            for row in due:
+                del behind[row]
+        rows, starts = np.array(list(due), np.int64), np.array(list(due.values()), np.int64)
+        counts = self.num_blocks[rows] - starts
+        indices = rows * self.max_blocks + starts
+        if len(due) != counts.sum() or counts.min() != 1:  # mostly each lacks one entry
+            indices = _ranges(indices, counts)
+        return Entries(indices, self._flat[indices])
 
     def _upload(self, indices: Int64s, blocks: npt.NDArray[np.int32]) -> None:
         count = len(indices)

@@ -11,6 +11,7 @@ in the record on the device: a graph for each would be a graph for each mixture 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ class DecodeStep:
 
     def bucket(self, num_rows: int) -> int:
         """The smallest batch size that holds so many rows."""
-        return next(size for size in self.buckets if size >= num_rows)
+        return self.buckets[bisect_left(self.buckets, num_rows)]
 
     def capture_all(self, can_share: Callable[[int], bool] = lambda size: False) -> None:
         """Captures the graphs of every bucket, largest first, so that they share one pool of memory; of those for which

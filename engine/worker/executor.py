@@ -43,6 +43,8 @@ class RunningStep(NamedTuple):
     batch: Batch
     ran: Ran
     host_ps: int
+    features: tuple[int, int, bool, int, int, int]
+    """The fields of `StepTime` that are no times."""
 
     @property
     def running(self) -> bool:
@@ -51,7 +53,7 @@ class RunningStep(NamedTuple):
 
     def result(self) -> StepResult:
         """Waits; to be called once."""
-        return self.executor.finish(self.batch, self.ran, self.host_ps)
+        return self.executor.finish(self)
 
 
 class ModelExecutor:
@@ -94,6 +96,8 @@ class ModelExecutor:
         """Whether the device's record of rows is the host's."""
         self._steady: Ran | None = None
         """Of decode steps, while the rows stay."""
+        self._filtered = False
+        """Whether a decoding row has top-k or top-p."""
         self.steps: list[StepTime] = []
         self._launch = partial(self.runner.run, prepared=self._clock.start)
 
@@ -113,7 +117,11 @@ class ModelExecutor:
         with self._lead.guard():
             ran = self._decode(batch) if not batch.chunks else self._run_mixed(batch)
             self._clock.launched()
-        return RunningStep(self, batch, ran, (time.perf_counter_ns() - began) * PS_PER_NS)
+        host_ps = (time.perf_counter_ns() - began) * PS_PER_NS
+        decodes, attended = self.rows.num_decodes, batch.attended()
+        tokens = decodes, batch.num_new_tokens - decodes, self.decode.steps.captures
+        features = *tokens, batch.num_context_tokens + batch.num_new_tokens, *attended
+        return RunningStep(self, batch, ran, host_ps, features)
 
     @property
     def outputs(self) -> dict[object, list[int]]:
@@ -129,22 +137,17 @@ class ModelExecutor:
         """Gives K and V and the graphs over them back, whoever still holds the executor; it runs nothing any more."""
         self.runner.close()
 
-    def finish(self, batch: Batch, ran: Ran, host_ps: int) -> StepResult:
+    def finish(self, step: RunningStep) -> StepResult:
         """Waits for the step that was launched; its duration is measured (see `StepTime`)."""
         with self._lead.guard():
             duration, device = self._clock.wait()
         self._lead.check()
-        decodes = self.rows.num_decodes
-        new_tokens = batch.num_new_tokens - decodes
-        attended = batch.num_context_tokens + batch.num_new_tokens, *batch.attended()
-        self.steps.append(
-            StepTime(duration, device, host_ps, decodes, new_tokens, self.decode.steps.captures, *attended)
-        )
-        booked = self.sequences.book(ran)
+        self.steps.append(StepTime(duration, device, step.host_ps, *step.features))
+        booked = self.sequences.book(step.ran)
         if booked.changed:
             self._fresh = False
-        self._turn(batch.chunks, booked.stopped)
-        if not self.rows.requests and not batch.num_waiting:
+        self._turn(step.batch.chunks, booked.stopped)
+        if not self.rows.requests and not step.batch.num_waiting:
             self._clock.rest()
         return StepResult(1, duration, booked.stopped, duration, sampled=booked.sampled, beams=booked.beams)
 
@@ -161,12 +164,15 @@ class ModelExecutor:
 
     def _decode(self, batch: Batch) -> Ran:
         """All rows decode."""
-        behind = not self._fresh
+        behind, requests = not self._fresh, self.rows.decodes()
         if behind:
-            self._record(self.rows.decodes(), batch.clock)
+            self._record(requests, batch.clock)
+        step = DecodeArguments(len(requests), self._filtered, bool(self.sharing))
+        logits = self._run(batch, step, record=behind)
+        if behind:  # while the device computes
+            self._steady = self.sequences.ran(requests, self.decode.sampled)
         ran = self._steady
         assert ran is not None
-        logits = self._run(batch, DecodeArguments(len(ran.requests), ran.filtered, bool(self.sharing)), record=behind)
         if ran.beams:
             self.sequences.searches.score(ran.requests, logits)
         if self._watch is not None:
@@ -183,8 +189,7 @@ class ModelExecutor:
             for name, values in zip(SAMPLING_DTYPES, self.sequences.columns(requests), strict=True):
                 cpu[name][:count] = values
         self.sharing.look(count)
-        self._fresh = True
-        self._steady = self.sequences.ran(requests, self.decode.sampled)
+        self._fresh, self._filtered = True, self.sequences.filtered(requests)
 
     def _run_mixed(self, batch: Batch) -> Ran:
         """Decodes and chunks, or chunks alone."""

@@ -8,6 +8,7 @@ sizes are those of the batch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +21,9 @@ from engine.attention.metadata import PAD_SLOT, AttentionMetadata
 from engine.model.sampling import SamplingTensors
 from engine.worker.captured import CapturedSteps
 from engine.worker.kv_memory import SplitMetadata
-from engine.worker.ran import RowSampling
+from engine.worker.ran import SAMPLING_DTYPES, RowSampling
 from engine.worker.sampler import sample_tokens
-from engine.worker.staging import StagingBuffer
+from engine.worker.staging import Places, StagingBuffer
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from engine.worker.limits import Limits
 
 Int64s = npt.NDArray[np.int64]
+INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)
 
 
 def buckets(max_num_batched_tokens: int) -> list[int]:
@@ -74,11 +76,11 @@ class Sizes(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A step's inputs on the host, filled up to the sizes of its buffers."""
+    """A step's inputs, written where they are sent from."""
 
     sizes: Sizes
     num_sampled: int
-    arrays: list[npt.NDArray[Any]]
+    places: Places
 
 
 class MixedStep:
@@ -99,6 +101,8 @@ class MixedStep:
         self.buckets = buckets(limits.max_num_batched_tokens)
         self.steps = CapturedSteps(self._issue, graphs=graphs, collectives=decoder.ranks.size > 1)
         self._views: list[torch.Tensor] = []
+        self._placed: dict[Sizes, Places] = {}
+        """By bucket."""
 
     def capture_all(self) -> None:
         """Captures the graphs of every bucket, largest first; nothing is written to any block."""
@@ -108,7 +112,8 @@ class MixedStep:
             self.steps.capture(sizes)
 
     def pack(self, inputs: MixedInputs) -> Packed:
-        """What a step is told, by the block table as it is now; nothing is sent yet."""
+        """What a step is told, by the block table as it is now; nothing is sent yet. To be called when the step before
+        has been waited for: that one's inputs are overwritten."""
         return self._pack(inputs, self._sizes(inputs))
 
     def run(self, packed: Packed) -> torch.Tensor:
@@ -122,7 +127,7 @@ class MixedStep:
     def _bucket(self, tokens: int, *, filtered: bool) -> Sizes:
         """The sizes of a graph for so many tokens."""
         limits = self._limits
-        size = next(size for size in self.buckets if size >= tokens)
+        size = self.buckets[bisect_left(self.buckets, tokens)]
         rows = limits.max_num_seqs
         return Sizes(size, min(rows, size), rows, rows, size, limits.max_model_len, filtered)
 
@@ -142,33 +147,47 @@ class MixedStep:
 
     def _send(self, packed: Packed) -> None:
         """In one copy; at the same places for the same sizes."""
-        self._views = self._staging.send(packed.arrays)
+        self._views = packed.places.device
+        self._staging.send(packed.places)
 
     def _pack(self, inputs: MixedInputs, sizes: Sizes) -> Packed:
         """Everything that the commands read."""
         lens, query, n = inputs.seq_lens, inputs.query_lens, inputs.num_decodes
-        ends = np.cumsum(query)
-        rows = np.repeat(np.arange(len(query)), query)
+        ends = query.cumsum()
+        rows = np.arange(len(query)).repeat(query)
         positions = np.arange(len(rows)) + (lens - ends)[rows]
         last = ends[inputs.sampled_rows] - 1
-        total = len(rows)
-        starts = np.concatenate(([n], ends[n:]))
-        return Packed(
-            sizes,
-            len(inputs.sampled_rows),
-            [
-                _fill(inputs.tokens, sizes.tokens, 0),
-                _fill(positions, sizes.tokens, 0),
-                _fill(self._table.slot_mapping(rows, positions), sizes.tokens, PAD_SLOT),
-                _fill(last, sizes.samples, 0),
-                _fill(positions[last], sizes.samples, 0),
-                _fill(n + np.arange(len(query) - n), sizes.chunks, 0),
-                _fill(lens[:n], sizes.decodes, 0).astype(np.int32),
-                _fill(starts, sizes.chunks + 1, total).astype(np.int32),
-                _fill(lens[n:], sizes.chunks, 0).astype(np.int32),
-                *(_fill(x, sizes.samples, fill) for x, fill in zip(inputs.sampling, RowSampling(), strict=True)),
-            ],
+        values = (
+            (inputs.tokens, 0),
+            (positions, 0),
+            (self._table.slot_mapping(rows, positions), PAD_SLOT),
+            (last, 0),
+            (positions[last], 0),
+            (np.arange(n, len(query)), 0),
+            (lens[:n], 0),
+            (np.concatenate(([n], ends[n:])), len(rows)),
+            (lens[n:], 0),
+            *zip(inputs.sampling, RowSampling(), strict=True),
         )
+        places = self._places_of(sizes)
+        for place, (array, fill) in zip(places.host, values, strict=True):
+            count = len(array)
+            place[:count] = array
+            place[count:] = fill
+        return Packed(sizes, len(inputs.sampled_rows), places)
+
+    def _places_of(self, sizes: Sizes) -> Places:
+        """Of the arrays of `_pack`. Sizes of buckets come again, others hardly ever."""
+        found = self._placed.get(sizes)
+        if found is None:
+            tokens, samples, chunks = sizes.tokens, sizes.samples, sizes.chunks
+            counts = [(count, INT64) for count in (tokens, tokens, tokens, samples, samples, chunks)]
+            counts += [(count, INT32) for count in (sizes.decodes, chunks + 1, chunks)]
+            counts += [(samples, np.dtype(dtype)) for dtype in SAMPLING_DTYPES.values()]
+            found = self._staging.places(counts)
+            if self._padded:
+                self._placed[sizes] = found
+        return found
 
     def _issue(self, sizes: Sizes) -> torch.Tensor:
         """The step's commands; logits [samples, V]."""
@@ -199,15 +218,6 @@ class MixedStep:
         sample_tokens(logits, SamplingTensors(*sampling), after, out, filtered=sizes.filtered)
         self.sampled[: sizes.samples].copy_(out, non_blocking=True)
         return logits
-
-
-def _fill(values: npt.NDArray[Any], size: int, fill: float) -> npt.NDArray[Any]:
-    """`size` elements: the values, then the fill."""
-    if len(values) == size:
-        return values
-    filled = np.full(size, fill, values.dtype)
-    filled[: len(values)] = values
-    return filled
 
 
 def _nothing() -> MixedInputs:

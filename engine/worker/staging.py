@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,28 +47,38 @@ class Mirror:
         return self.host[start:stop].numpy().view(dtype), self.device[start:stop].view(_TORCH[dtype])
 
 
+class Places(NamedTuple):
+    """Where arrays lie in a `StagingBuffer`, on both sides; laid out once for all steps of the same sizes."""
+
+    host: list[Array]
+    """To be written before they are sent."""
+    device: list[torch.Tensor]
+    num_bytes: int
+
+
 class StagingBuffer:
-    """Packs a step's inputs, so that they travel together."""
+    """A step's inputs, packed so that they travel together."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._bytes = Mirror(num_bytes, device)
 
-    def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
-        """The arrays (int32, int64 or float32) on the device, as views of one buffer: good until the next call.
-
-        ValueError where they do not fit.
-        """
-        stop = sum(_up(array.nbytes) for array in arrays)
+    def places(self, sizes: Sequence[tuple[int, np.dtype[Any]]]) -> Places:
+        """For arrays of so many elements (int32, int64 or float32), one behind the other from the buffer's start on:
+        any other places overlap them. ValueError where they do not fit."""
+        stop = sum(_up(count * dtype.itemsize) for count, dtype in sizes)
         if stop > len(self._bytes.host):
             raise ValueError(f"{stop} bytes of step inputs do not fit a staging buffer of {len(self._bytes.host)}")
-        sent, start = [], 0
-        for array in arrays:
-            here, there = self._bytes.views(start, array.size, array.dtype)
-            here[:] = array.reshape(-1)
-            sent.append(there.view(array.shape))
-            start += _up(array.nbytes)
-        self._bytes.upload(stop)
-        return sent
+        found, start = Places([], [], stop), 0
+        for count, dtype in sizes:
+            here, there = self._bytes.views(start, count, dtype)
+            found.host.append(here)
+            found.device.append(there)
+            start += _up(count * dtype.itemsize)
+        return found
+
+    def send(self, places: Places) -> None:
+        """What was written, to the device; the host side must stay as it is until the copy is done."""
+        self._bytes.upload(places.num_bytes)
 
 
 class RowState:
