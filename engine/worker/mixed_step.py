@@ -181,6 +181,7 @@ class MixedStep:
         found = self._placed.get(sizes)
         if found is None:
             tokens, samples, chunks = sizes.tokens, sizes.samples, sizes.chunks
+            counts: list[tuple[int, np.dtype[Any]]]
             counts = [(count, INT64) for count in (tokens, tokens, tokens, samples, samples, chunks)]
             counts += [(count, INT32) for count in (sizes.decodes, chunks + 1, chunks)]
             counts += [(samples, np.dtype(dtype)) for dtype in SAMPLING_DTYPES.values()]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from experiments import exits
 from experiments.bench.engine_run import EngineWanted, engine_of
+from experiments.bench.host import pinned
 from experiments.calibrate.clocks import watched
 from experiments.calibrate.fit import Misfit, fit, held_out, misfits
 from experiments.calibrate.grid import Limits, decode_points, mixed_points
@@ -111,14 +112,16 @@ def measure(wanted: Wanted, engine: Engine | None = None) -> Measured:
 
     engine = engine or engine_of(_engine_wanted(wanted))
     kernel: Any = wanted.kernel
+    host: dict[str, Any] = {}
     say("sequences come and go")
-    churned = churn_rows(engine, wanted.limits, wanted.allocator, kernel, wanted.rounds, wanted.seed)
+    with pinned(host):
+        churned = churn_rows(engine, wanted.limits, wanted.allocator, kernel, wanted.rounds, wanted.seed)
     probe = Probe.of(engine, wanted.limits, wanted.allocator, kernel, wanted.seed)
     decode_buckets, token_buckets = list(probe.executor.decode.buckets), list(probe.executor.mixed.buckets)
     decodes = decode_points(decode_buckets, wanted.limits, wanted.num_steps, wanted.kv_places, wanted.seed)
     mixed = mixed_points(token_buckets, wanted.limits, wanted.steps_a_point, wanted.seed)
     clocks: dict[str, Any] = {}
-    with watched(clocks):
+    with watched(clocks), pinned(host):
         steps = probe.load(wanted.load_s, time.perf_counter)
         say(f"{steps} steps of load; {len(decodes)} points of decodes, {len(mixed)} with chunks")
         rows = run(probe, decodes, mixed, wanted.num_steps, say)
@@ -126,6 +129,7 @@ def measure(wanted: Wanted, engine: Engine | None = None) -> Measured:
         "wanted": without_folders(asdict(wanted)),
         "engine": _plain(engine.provenance),
         "clocks": clocks,
+        "host": host,
         "decode_buckets": decode_buckets,
         "token_buckets": token_buckets,
         "padded": wanted.device == "cuda",

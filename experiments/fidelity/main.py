@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from experiments import exits
+from experiments.bench.host import pinned
 from experiments.calibrate.clocks import watched
 from experiments.csv_text import to_csv
 from experiments.fidelity.pairs import Wanted, measured
@@ -53,10 +54,11 @@ def run_and_write(wanted: Wanted, calibration: Path, folder: Path) -> None:
         "calibration_sha256": hashlib.sha256(calibration.read_bytes()).hexdigest(),
         "machine": described() if wanted.backend == "gpu" else {},
         "clocks": {},
+        "host": {},
     }
     _write_about(folder, about)
     rows: list[dict[str, Any]] = []
-    with watched(about["clocks"]):
+    with watched(about["clocks"]), pinned(about["host"]):
         for done in measured(wanted, calibration, say):
             rows.append(done.row)
             (folder / RUNS_FILE).write_text(to_csv(rows), "utf-8")

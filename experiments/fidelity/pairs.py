@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments.api import Result, run
+from experiments.bench.host import probe_s
 from experiments.settings import Config
 from experiments.sustained import sustained_rate_per_s
 from sim.calibrated import PREFIX
@@ -126,7 +127,9 @@ def _run(wanted: Wanted, allocator: str, system: str, calibration: Path, trace: 
 def _done(result: Result, allocator: str, system: str, load: float | str, number: int, rate: float) -> Done:
     assert result.outcome.summary is not None
     where = {"allocator": allocator, "load": load, "system": system, "repeat": number, "asked_rate_per_s": rate}
+    host = {"host_probe_s": probe_s() if system == ENGINE else None}
     steps = None
     if system == ENGINE and number == 0:
         steps = result.steps[list(STEP_COLUMNS)]
-    return Done({**result.outcome.summary, **where, "trace_sha256": result.plan.arriving.provenance["sha256"]}, steps)
+    trace = {"trace_sha256": result.plan.arriving.provenance["sha256"]}
+    return Done({**result.outcome.summary, **where, **host, **trace}, steps)

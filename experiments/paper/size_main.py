@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import exits
+from experiments.bench.host import pinned
 from experiments.calibrate.clocks import watched
 from experiments.csv_text import to_csv
 from experiments.paper import size_runs
@@ -47,9 +48,10 @@ def run_and_write(wanted: argparse.Namespace) -> None:
         "load": LOAD,
         "machine": described() if size_runs.BACKEND == "gpu" else {},
         "clocks": {},
+        "host": {},
     }
     rows: list[Row] = []
-    with watched(about["clocks"]):
+    with watched(about["clocks"]), pinned(about["host"]):
         _write_about(folder, about)
         for model in wanted.models:
             for lengths in wanted.lengths:
