@@ -17,6 +17,7 @@ from experiments.figures.latex import latex_table, over_curves, pivot
 from experiments.figures.looks import looks_of
 from experiments.figures.panels import legend_columns
 from experiments.figures.pareto import draw_pareto, goals_of
+from experiments.figures.repeats import each_once
 from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_title, without_value
 from experiments.style import COLUMN_IN, PAGE_IN, PLOT_IN, new_figure, save, style
 from sim.lookup import least_sample
@@ -110,7 +111,7 @@ def provenance(stored: Stored, plot: Plot) -> str:
 
 
 def _repeats(plot: Plot, axes: Sequence[str]) -> bool:
-    return plot.num_points(axes) < len(plot.rows)
+    return plot.num_points(axes) < len(each_once(plot.rows, plot.keys(axes)))
 
 
 def _write_tex(plot: Plot, about: str) -> pd.DataFrame:

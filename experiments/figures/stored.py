@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.figures.merged import at_every_point
 from experiments.pages import VIRTUAL
 from experiments.series import series_of
 from experiments.style import in_order
@@ -37,8 +38,8 @@ class Stored:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """summary.csv: one row a finished cell. `allocator` names the series: runs with the contiguous kernel are
-        another."""
+        """summary.csv: one row a finished cell, and one at each point that was merged into another (`is_copy`).
+        `allocator` names the series: runs with the contiguous kernel are another."""
         frame = self._frame(self.folder / "summary.csv", read_summary)
         if frame is None:
             frame = pd.DataFrame({"cell": [], "seed": [], "allocator": [], "block_size": []})
@@ -47,13 +48,19 @@ class Stored:
         if "kernel" in frame and "allocator" in frame:
             pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
             frame["allocator"] = [series_of(allocator, kernel) for allocator, kernel in pairs]
-        return frame
+        return at_every_point(frame, self.manifest)
 
     @property
     def axes(self) -> list[str]:
         """Dotted keys that a sweep went through, in its order; none of other results."""
         axes = self.manifest.get("axes")
         return [str(key) for key in axes] if isinstance(axes, dict) else []
+
+    @property
+    def zips(self) -> list[list[str]]:
+        """Axes of a sweep that went together, value by value."""
+        groups = self.manifest.get("zip")
+        return [list(map(str, group)) for group in groups] if isinstance(groups, list) else []
 
     @property
     def is_measured(self) -> bool:

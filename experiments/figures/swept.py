@@ -6,13 +6,14 @@ its values, which the figure says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from experiments.figures.columns import by_size, configuration_of, written
+from experiments.figures.columns import by_size, configuration_of, is_allocator, is_number, written
 from experiments.figures.intervals import INTERVAL
 from experiments.figures.labels import axis_label
 from experiments.figures.looks import looks_of
@@ -57,17 +58,24 @@ def varying(stored: Stored) -> list[str]:
     return [name for name in names if frame[name].map(written).nunique() > 1]
 
 
+def swept(stored: Stored) -> list[str]:
+    """Of these the axes, without what follows from others: a block size from the size of a page, say. Other results
+    have no axes: all of them."""
+    names = varying(stored)
+    return [name for name in names if name in stored.axes] or names
+
+
 def layout_of(stored: Stored) -> Layout:
-    """The numeric axis of most values goes across; allocators, or else the fewest values, are curves; then columns,
-    then rows. NothingToDrawError if nothing was swept."""
-    axes, frame = varying(stored), stored.summary
+    """The axis of most numbers goes across; allocators, or else the fewest values, are curves; then columns, then
+    rows. An axis that is zipped with one that is shown is shown by it. NothingToDrawError if nothing was swept."""
+    axes, frame = swept(stored), stored.summary
     if not axes:
         raise NothingToDrawError("no axis of this sweep has two values among the finished cells")
     counts = {name: frame[name].map(written).nunique() for name in axes}
-    numeric = [name for name in axes if pd.api.types.is_numeric_dtype(frame[name]) and frame[name].notna().all()]
+    numeric = [name for name in axes if is_number(by_size(frame[name])) and frame[name].notna().all()]
     across = max(numeric or axes, key=lambda name: counts[name])
-    rest = sorted((name for name in axes if name != across), key=lambda name: counts[name])
-    curves = next((name for name in rest if name.rpartition(".")[2] == "allocator"), rest[0] if rest else None)
+    rest = sorted(_of_their_own(axes, across, stored.zips), key=lambda name: counts[name])
+    curves = next((name for name in rest if is_allocator(name)), rest[0] if rest else None)
     panels = [name for name in rest if name != curves][::-1]
     shown: list[tuple[str, int]] = [] if curves is None else [(curves, MOST_CURVES)]
     shown += list(zip(panels, (MOST_COLUMNS if len(panels) == 1 else 3, MOST_ROWS), strict=False))
@@ -77,6 +85,19 @@ def layout_of(stored: Stored) -> Layout:
         left_out += [remark] if remark else []
     column, row = [*panels[:2], None, None][:2]
     return Layout(Choice(across, "", (curves,) if curves else (), row, column), frame, tuple(left_out))
+
+
+def _of_their_own(axes: Sequence[str], across: str, zips: Sequence[Sequence[str]]) -> list[str]:
+    """The other axes, of each zipped group one: those beside `across` vary with it. An allocator stands for its
+    group."""
+    places = {key: place for place, group in enumerate(zips) for key in group}
+    taken = {places.get(across)} - {None}
+    found = []
+    for name in sorted((name for name in axes if name != across), key=lambda name: not is_allocator(name)):
+        if (place := places.get(name)) not in taken:
+            found.append(name)
+            taken |= {place} - {None}
+    return sorted(found, key=axes.index)
 
 
 def _at_most(frame: pd.DataFrame, column: str, most: int) -> tuple[pd.DataFrame, str]:
@@ -158,7 +179,7 @@ def _draw_frontier(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     if frame.empty:
         raise NothingToDrawError("no cell of this sweep finished")
     axes = configuration_of(frame, stored.axes)
-    curve = [name for name in axes if name.rpartition(".")[2] == "allocator"]
+    curve = [name for name in axes if is_allocator(name)]
     return draw_pareto(frame, axes, goals_of(GOALS, frame), curve, canvas)
 
 

@@ -18,7 +18,7 @@ from experiments.figures.caption import (
     step_model_of,
     trace_of,
 )
-from experiments.figures.repeats import over_seeds
+from experiments.figures.repeats import over_seeds, runs_of
 from experiments.style import in_order
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _saturated_keys(frame: pd.DataFrame, keys: list[str]) -> set[tuple[str, ...]
 
 def exclusions(stored: Stored, *, every_cell: bool = False) -> Table:
     """Requests by what became of them, summed over seeds; `every_cell`: over all cells, not over one condition."""
-    frame = stored.summary if every_cell else stored.base
+    frame = runs_of(stored.summary) if every_cell else stored.base
     counts = [name for name in COUNTS if name in frame]
     if frame.empty or not counts:
         return Table([], [])

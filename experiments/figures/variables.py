@@ -14,6 +14,7 @@ from experiments.figures.intervals import with_intervals
 from experiments.figures.labels import axis_label, in_lines
 from experiments.figures.looks import looks_of
 from experiments.figures.panels import legend_of
+from experiments.figures.repeats import runs_of
 from experiments.figures.spec import NothingToDrawError
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ def table_of(frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
 
 def without_value(frame: pd.DataFrame, column: str) -> str:
     """A sentence on the rows that have no value to show; empty if all have."""
-    missing = int(frame[column].isna().sum())
-    return f"{missing} of {len(frame)} runs have no {column}: they are in no mean" if missing else ""
+    runs = runs_of(frame)
+    missing = int(runs[column].isna().sum())
+    return f"{missing} of {len(runs)} runs have no {column}: they are in no mean" if missing else ""
 
 
 def grid_of(frame: pd.DataFrame, choice: Choice) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from experiments import defaults
 from experiments.arriving import file_sha256
 from experiments.config import map_paths
 from experiments.config_hash import hashed_keys, sha256_of
-from experiments.pages import VIRTUAL
+from experiments.pages import nothing_to
 
 if TYPE_CHECKING:
     from experiments.resolve import Plan
@@ -39,8 +39,8 @@ def key_of(plan: Plan) -> str:
     flat = hashed_keys(plan.config, plan.arriving)
     arrives = flat.pop("workload.trace")
     flat.pop("workload.tokenizer", None)  # part of what arrives
-    if VIRTUAL not in (plan.config.kv.allocator or ()):
-        flat.pop("kv.page_bytes", None)  # nobody else has pages
+    for allocator in plan.config.kv.allocator or ():
+        flat.pop(nothing_to(allocator), None)  # a cell has one
     named: dict[str, Any] = map_paths(flat, _content)
     own = {name: _code(name) for name in plan.config.kv.allocator or () if ":" in name}
     return sha256_of({"schema": CELL_SCHEMA, "config": named, "trace": arrives, **({"code": own} if own else {})})

@@ -16,6 +16,7 @@ from experiments.sweep.arrivals import of_this_process
 from experiments.sweep.axes import Axes, Point
 from experiments.sweep.exclude import excluded
 from experiments.sweep.identity import NAME_DIGITS, key_of, seed_of
+from experiments.sweep.merging import Merged, merging_notes, told
 from experiments.sweep.sharing_axes import SHARING_AXES, cut_to_point, told_everywhere
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SweepPlan:
     infeasible: tuple[Infeasible, ...]
     num_points: int
     num_excluded: int
-    num_merged: int
+    merged: tuple[Merged, ...]
     first: Plan
     notes: list[str] = field(default_factory=list)
 
@@ -86,11 +87,6 @@ class SweepPlan:
     def backends(self) -> set[str]:
         """What runs the steps of the cells."""
         return {cell.config["measure"].get("backend", "sim") for cell in self.cells}
-
-
-def told(point: Mapping[str, Any]) -> str:
-    """`kv.block_size=8 kv.allocator=null`."""
-    return " ".join(f"{key}={'null' if value is None else value}" for key, value in point.items())
 
 
 def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
@@ -123,7 +119,7 @@ class _Planning:
         self._values = flatten(dump(base))
         self._cells: dict[str, SweepCell] = {}
         self._infeasible: list[Infeasible] = []
-        self._merged: list[str] = []
+        self._merged: list[Merged] = []
         self._excluded = self._points = 0
         self._common: dict[str, Any] | None = None
         self._first: Plan | None = None
@@ -161,8 +157,7 @@ class _Planning:
     def _enter(self, point: Point, repeat: int, plan: Plan, key: str, name: str) -> None:
         if key in self._cells:
             if repeat == 0:
-                same = self._cells[key].point
-                self._merged.append(f"{told(point)} " + ("twice" if same == point else f"is {told(same)}"))
+                self._merged.append(Merged(point, self._cells[key].point, self._cells[key].allocator))
             return
         flat = flatten(dump(plan.config))
         if self._common is None:
@@ -249,7 +244,7 @@ class _Planning:
             infeasible=tuple(self._infeasible),
             num_points=self._points,
             num_excluded=self._excluded,
-            num_merged=len(self._merged),
+            merged=tuple(self._merged),
             first=self._first,
             notes=self._notes(),
         )
@@ -259,13 +254,7 @@ class _Planning:
         notes += [
             f"{key} is ignored at {count} points, where nothing is copied" for key, count in self._ignored.items()
         ]
-        if self._merged:
-            more = f", and {len(self._merged) - 3} more" if len(self._merged) > 3 else ""
-            notes.append(
-                f"{len(self._merged)} duplicate points are merged, by the hash of what they resolve to: "
-                f"{'; '.join(self._merged[:3])}{more}"
-            )
-        return notes
+        return [*notes, *merging_notes(self._merged)]
 
     def _capacity_notes(self) -> list[str]:
         if BLOCK_SIZE not in self._axes.values:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments import exits
-from experiments.sweep.planning import told
+from experiments.sweep.merging import told
 
 if TYPE_CHECKING:
     from experiments.sweep.execution import Ended, Entry

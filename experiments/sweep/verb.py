@@ -24,7 +24,8 @@ from experiments.sweep.folder import SweepFolder
 from experiments.sweep.job import Job, job_of
 from experiments.sweep.lock import at_work
 from experiments.sweep.manifest import axes_entries
-from experiments.sweep.planning import SweepPlan, told
+from experiments.sweep.merging import told
+from experiments.sweep.planning import SweepPlan
 from experiments.sweep.progress import watched
 from experiments.sweep.request import Request, check_launcher, launcher_of, num_jobs, request_of
 from experiments.sweep.summary import MOST_SHOWN, table_of
@@ -97,7 +98,7 @@ def announce(request: Request, talk: Talk) -> None:
     parts = [f"{axes or 'no axis'}: {counted(len(plan.cells), 'cell')}"]
     parts += [f"{plan.num_runs} repeats"] * (plan.num_runs > 1)
     parts += [f"{plan.num_excluded} points excluded"] * (plan.num_excluded > 0)
-    parts += [f"{plan.num_merged} merged"] * (plan.num_merged > 0)
+    parts += [f"{len(plan.merged)} merged"] * bool(plan.merged)
     parts += [f"{len(plan.infeasible)} cannot be run"] * bool(plan.infeasible)
     talk.note("; ".join(parts))
     for note in plan.notes:
