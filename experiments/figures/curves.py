@@ -12,6 +12,7 @@ import pandas as pd
 from experiments.figures.columns import by_size, is_number, written
 from experiments.figures.labels import axis_label, in_binary
 from experiments.figures.looks import curve_names
+from experiments.figures.saturation import is_saturated
 from experiments.style import Look, log2_axis
 
 if TYPE_CHECKING:
@@ -122,26 +123,29 @@ def draw_curves(
     looks: Mapping[str, Look],
     ax: Axes,
 ) -> None:
-    """Means with the band of their interval; a line is broken where a point has no value. Where the axis has
-    categories there are points with bars, side by side and not joined: nothing lies between two words."""
+    """Means with the band of their interval, hollow where a run was saturated; a line is broken where a point has no
+    value. Where the axis has categories there are points with bars, side by side and not joined: nothing lies between
+    two words."""
     names, places = curve_names(table, curve_by), horizontal.places(table[horizontal.column])
     for order, (name, look) in enumerate(looks.items()):
         rows = table[names == name].assign(place=places).sort_values("place", kind="stable")
         if rows.empty:
             continue
-        drawn: dict[str, Any] = {
-            "color": look.colour,
-            "linestyle": look.line,
-            "marker": look.marker,
-            "markersize": 4.5,
-            "label": name,
-        }
-        half = rows[f"{var_y}_ci95"].fillna(0.0)
         if horizontal.categories:
-            aside = BESIDE * (order - (len(looks) - 1) / 2) / max(len(looks), 3)
-            ax.errorbar(rows["place"] + aside, rows[var_y], yerr=half, capsize=2, **{**drawn, "linestyle": "none"})
-            continue
+            rows["place"] += BESIDE * (order - (len(looks) - 1) / 2) / max(len(looks), 3)
+        _curve(rows, var_y, look, name if curve_by else "", ax, joined=not horizontal.categories)
+
+
+def _curve(rows: pd.DataFrame, var_y: str, look: Look, name: str, ax: Axes, *, joined: bool) -> None:
+    mark: dict[str, Any] = {"color": look.colour, "marker": look.marker, "markersize": 4.5}
+    drawn = {**mark, "linestyle": look.line if joined else "none", "label": name or "_nameless"}
+    half = rows[f"{var_y}_ci95"].fillna(0.0)
+    if joined:
         ax.plot(rows["place"], rows[var_y], **drawn)
-        if (half > 0).any():
-            low, high = rows[var_y] - half, rows[var_y] + half
-            ax.fill_between(rows["place"], low, high, color=look.colour, alpha=BAND, linewidth=0)
+    else:
+        ax.errorbar(rows["place"], rows[var_y], yerr=half, capsize=2, **drawn)
+    if joined and (half > 0).any():
+        low, high = rows[var_y] - half, rows[var_y] + half
+        ax.fill_between(rows["place"], low, high, color=look.colour, alpha=BAND, linewidth=0)
+    late = rows[is_saturated(rows)]
+    ax.plot(late["place"], late[var_y], **{**mark, "linestyle": "", "markerfacecolor": "white"})

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.figures.merged import at_every_point
+from experiments.figures.saturation import is_saturated
 from experiments.pages import VIRTUAL
 from experiments.series import series_of
 from experiments.style import in_order
@@ -144,10 +145,7 @@ class Stored:
 
     def saturated(self) -> set[str]:
         """Allocators of `base` of which any run could not keep up."""
-        if "saturated" not in self.base:
-            return set()
-        marked = self.base["saturated"].astype(str).str.lower() == "true"
-        return set(self.base.loc[marked, "allocator"].astype(str))
+        return set(self.base.loc[is_saturated(self.base), "allocator"].astype(str))
 
     def window_s(self) -> tuple[float, float] | None:
         """Interval of the means, if all rows of `base` share it."""

@@ -16,11 +16,10 @@ import pandas as pd
 from experiments.figures.columns import by_size, configuration_of, is_allocator, is_number, written
 from experiments.figures.intervals import INTERVAL
 from experiments.figures.labels import axis_label
-from experiments.figures.looks import looks_of
-from experiments.figures.panels import legend_columns
 from experiments.figures.pareto import draw_pareto, goals_of
+from experiments.figures.saturation import CROSSED, HOLLOW, has_marks
 from experiments.figures.spec import Figure, NothingToDrawError
-from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_title, without_value
+from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_lines, without_value
 from experiments.style import PAGE_IN
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ METRICS: dict[str, str] = {
 }
 """What to see in each, in the order of the report."""
 GOALS = "max:output_tok_per_s,min:mean_tpot_s"
+GOALS_OF = ("output_tok_per_s", "mean_tpot_s")
 MOST_CURVES, MOST_COLUMNS, MOST_ROWS = 8, 9, 4
 
 
@@ -115,7 +115,7 @@ def figures_of(stored: Stored) -> list[Figure]:
     """One a metric that the summary has, and the frontier."""
     shown = [name for name in METRICS if name in stored.summary]
     made = [_over_axes(name) for name in shown]
-    return [*made, FRONTIER] if {"output_tok_per_s", "mean_tpot_s"} <= set(shown) else made
+    return [*made, FRONTIER] if set(GOALS_OF) <= set(shown) else made
 
 
 def _over_axes(metric: str) -> Figure:
@@ -151,15 +151,14 @@ def _height_in(metric: str, stored: Stored) -> float:
     except NothingToDrawError:
         return PANEL_IN
     num_rows, num_columns = grid_of(rows, choice)
-    names = list(looks_of(rows, choice.curve_by)) if choice.curve_by else []
-    lines = -(-len(names) // legend_columns(names, PAGE_IN)) + bool(choice.curve_by and legend_title(choice.curve_by))
+    lines = legend_lines(rows, choice.curve_by, [metric], PAGE_IN)
     return (2.4 if num_rows == num_columns == 1 else PANEL_IN * num_rows + 0.4) + 0.15 * lines + 0.4
 
 
 def _remark(metric: str, stored: Stored) -> str:
     rows, _, left_out = _chosen(stored, metric)
-    missing = without_value(rows, metric)
-    return " ".join([*_repeats(stored), *left_out, *([missing.capitalize() + "."] if missing else [])])
+    said = [without_value(rows, metric), HOLLOW if has_marks(rows, [metric]) else ""]
+    return " ".join([*_repeats(stored), *left_out, *(f"{one.capitalize()}." for one in said if one)])
 
 
 def _repeats(stored: Stored) -> list[str]:
@@ -192,4 +191,5 @@ FRONTIER = Figure(
     draw=_draw_frontier,
     height_in=lambda stored: 3.2,
     every_block_size=True,
+    remark=lambda stored: f"{CROSSED.capitalize()}." if has_marks(stored.summary, GOALS_OF) else "",
 )

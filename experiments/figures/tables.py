@@ -19,6 +19,7 @@ from experiments.figures.caption import (
     trace_of,
 )
 from experiments.figures.repeats import over_seeds, runs_of
+from experiments.figures.saturation import is_saturated
 from experiments.style import in_order
 
 if TYPE_CHECKING:
@@ -165,9 +166,7 @@ def _means(frame: pd.DataFrame, keys: list[str], columns: Sequence[Column]) -> T
 
 
 def _saturated_keys(frame: pd.DataFrame, keys: list[str]) -> set[tuple[str, ...]]:
-    if "saturated" not in frame:
-        return set()
-    marked = frame[frame["saturated"].astype(str).str.lower() == "true"]
+    marked = frame[is_saturated(frame)]
     return {tuple(map(str, values)) for values in marked[keys].itertuples(index=False)}
 
 
