@@ -73,7 +73,7 @@ def judged(limit: Threshold, deltas: Sequence[Delta]) -> list[str]:
     """Where the threshold is passed, or cannot be judged because one side lost its value."""
     found = []
     for delta in (one for one in deltas if one.metric == limit.metric):
-        where = " ".join(delta.key)
+        where = " ".join(delta.key) or "the one configuration"
         if limit.passed_by(delta):
             found.append(f"{limit.text}: {where}: {written(delta)}")
         elif (delta.first is None) != (delta.second is None):
