@@ -147,5 +147,5 @@ def _curve(rows: pd.DataFrame, var_y: str, look: Look, name: str, ax: Axes, *, j
     if joined and (half > 0).any():
         low, high = rows[var_y] - half, rows[var_y] + half
         ax.fill_between(rows["place"], low, high, color=look.colour, alpha=BAND, linewidth=0)
-    late = rows[is_saturated(rows)]
-    ax.plot(late["place"], late[var_y], **{**mark, "linestyle": "", "markerfacecolor": "white"})
+    if len(late := rows[is_saturated(rows)]):
+        ax.plot(late["place"], late[var_y], **{**mark, "linestyle": "", "markerfacecolor": "white"})

@@ -98,9 +98,8 @@ def draw_pareto(
         ax.plot(
             [], [], linestyle="", marker=look.marker, color=look.colour, label=name if curve_by else "configuration"
         )
-    late = table[is_saturated(table)]
-    ax.plot(late[across.column], late[up.column], linestyle="", **CROSS)
-    if len(late):
+    if len(late := table[is_saturated(table)]):
+        ax.plot(late[across.column], late[up.column], linestyle="", **CROSS)
         name_mark(ax, **CROSS)
     ax.set_title(f"better: {'up' if up.sign > 0 else 'down'} and {'right' if across.sign > 0 else 'left'}")
     ax.set_xlabel(axis_label(across.column))
