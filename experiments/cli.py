@@ -19,7 +19,7 @@ from experiments import exits
 from experiments.against.flags import AgainstFlags
 from experiments.bench.cli import bench_app
 from experiments.calibrate.cli import calibrate
-from experiments.export_cli import export, schema
+from experiments.export_cli import Cells, export, schema
 from experiments.flags import Argv, Flags, Json
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.output_flags import OutputFlags
@@ -134,7 +134,7 @@ def plot(*folders: Path, flags: PlotFlags = PlotFlags(), json: Json = False, arg
 
 
 @app.command(name="map")
-def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: Whole = 64) -> int:
+def map_(folder: Path, *, at: float | None = None, cell: Cells = (), width: Whole = 64) -> int:
     """Show who holds which block: the memory map of stored runs.
 
     Parameters
@@ -142,7 +142,7 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
     at
         Simulated second [the middle of the run].
     cell
-        Only cells whose name begins so [all].
+        Only cells whose name begins so, or with COLUMN=VALUE (!= < <= > >=); may be repeated [all].
     width
         Characters of a line.
     """

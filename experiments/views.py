@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> int:
+def map_verb(folder: Path, at_s: float | None, cells: Sequence[str], width: int) -> int:
     """Prints a map a cell; a folder of one cell will do as well."""
     import pandas as pd
 
@@ -85,7 +86,7 @@ def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> 
     if at_s is not None and not (math.isfinite(at_s) and at_s >= 0):
         raise UsageError(f"--at is a second of the run, at least 0, got {at_s:g}")
     shown = 0
-    for place in map_cells(folder, cell):
+    for place in map_cells(folder, cells):
         frame = pd.read_parquet(place / "map.parquet")
         if not len(frame):
             continue
@@ -100,12 +101,20 @@ def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> 
     return exits.OK
 
 
-def map_cells(folder: Path, cell: str | None) -> list[Path]:
-    """Folders with a map.parquet whose names begin with `cell`."""
+def map_cells(folder: Path, cells: Sequence[str]) -> list[Path]:
+    """Folders with a map.parquet of which all of `cells` holds: the beginning of a name, or a condition on the
+    summary."""
+    from experiments.export.chosen import is_condition
+
     if (folder / "map.parquet").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob(f"{store.CELLS}/*/map.parquet"))
-    chosen = [path for path in found if cell is None or path.name.startswith(cell)]
+    chosen = [path for path in found if all(path.name.startswith(one) for one in cells if not is_condition(one))]
     if found and not chosen:
-        raise UsageError(f"no cell begins with {cell!r}; there are {', '.join(path.name for path in found)}")
+        raise UsageError(f"no cell begins with {', '.join(cells)}; there are {', '.join(path.name for path in found)}")
+    if conditions := [one for one in cells if is_condition(one)]:
+        from experiments.export.runs import runs_of
+
+        met = {run.folder for run in runs_of(folder, conditions)}
+        chosen = [path for path in chosen if path in met]
     return chosen

@@ -46,10 +46,7 @@ class Stored:
             frame = pd.DataFrame({"cell": [], "seed": [], "allocator": [], "block_size": []})
         if "seed" not in frame:
             frame["seed"] = 0
-        if "kernel" in frame and "allocator" in frame:
-            pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
-            frame["allocator"] = [series_of(allocator, kernel) for allocator, kernel in pairs]
-        return at_every_point(frame, self.manifest)
+        return at_every_point(with_series(frame), self.manifest)
 
     @property
     def axes(self) -> list[str]:
@@ -194,6 +191,14 @@ class Stored:
             self._seen.add(path)
             why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({type(error).__name__})"
             self.problems.append(f"{path.relative_to(self.folder)} {why}")
+
+
+def with_series(frame: pd.DataFrame) -> pd.DataFrame:
+    """With names of series in place of those of allocators, where runs have kernels."""
+    if not {"kernel", "allocator"} <= set(frame):
+        return frame
+    pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
+    return frame.assign(allocator=[series_of(allocator, kernel) for allocator, kernel in pairs])
 
 
 def read_summary(path: Path) -> pd.DataFrame:
