@@ -110,8 +110,14 @@ def generate(
 
 
 @app.command
-def report(folder: Path, *, json: Json = False) -> int:
-    """Write report.html and its figures from stored results."""
+def report(*folder: Path, json: Json = False) -> int:
+    """Write report.html and its figures from stored results.
+
+    Parameters
+    ----------
+    folder
+        Written by run, compare, sweep or bench.
+    """
     from experiments.views import report_verb
 
     return report_verb(folder, as_json=json)
@@ -126,7 +132,8 @@ def plot(*folders: Path, flags: PlotFlags = PlotFlags(), json: Json = False, arg
     Parameters
     ----------
     folders
-        Results; of several, rate_per_s (requests a second of each one's trace) is a column too.
+        Written by run, compare, sweep or bench; of several, rate_per_s (requests a second of each one's trace) is a
+        column too.
     """
     from experiments.plotting import plot_verb
 

@@ -11,18 +11,15 @@ from typing import Any
 from experiments import exits, store
 from experiments.console import in_colour, say, say_json
 from experiments.exits import UsageError
+from experiments.folders import WRITERS, results_folder
 
 
-def results_folder(folder: Path) -> Path:
-    """The folder, if it holds results; UsageError otherwise."""
-    if not (folder / store.SUMMARY).is_file():
-        raise UsageError(f"{folder}: no {store.SUMMARY} here; name a folder that compare or run has written")
-    return folder
-
-
-def report_verb(folder: Path, *, as_json: bool) -> int:
+def report_verb(folders: Sequence[Path], *, as_json: bool) -> int:
     """Makes the report again and enters its files into the manifest; exit code 3 if a figure failed."""
-    results_folder(folder)
+    if len(folders) != 1:
+        got = f"got {len(folders)}: plot draws several together, compare says how two differ" if folders else "got none"
+        raise UsageError(f"report: name one folder that {WRITERS} has written, {got}")
+    folder = results_folder(folders[0])
     path, errors = _built(folder)
     enter_derived(folder)
     for failed in errors:

@@ -13,8 +13,8 @@ from experiments.console import Talk, say, say_json, show
 from experiments.csv_text import to_csv
 from experiments.exits import UsageError
 from experiments.flags import Flags
+from experiments.folders import results_folder
 from experiments.output_flags import OutputFlags
-from experiments.views import results_folder
 from sim.lookup import better
 
 if TYPE_CHECKING:

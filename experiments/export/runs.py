@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from experiments import store
 from experiments.exits import UsageError
 from experiments.export.chosen import chosen, named, place_of
+from experiments.folders import results_folder
 from experiments.series import series_of_row
-from experiments.views import read_manifest, results_folder
+from experiments.views import read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
