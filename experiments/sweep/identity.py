@@ -16,13 +16,12 @@ from experiments.arriving import file_sha256
 from experiments.config import map_paths
 from experiments.config_hash import hashed_keys, sha256_of
 from experiments.pages import nothing_to
+from experiments.sweep.schema import schema_of
 
 if TYPE_CHECKING:
     from experiments.resolve import Plan
     from experiments.settings import Config
 
-CELL_SCHEMA: Final = 1
-"""Of the cells' files and of what the simulator computes: a new number makes every stored cell another one."""
 NAME_DIGITS: Final = 10
 
 
@@ -43,7 +42,8 @@ def key_of(plan: Plan) -> str:
         flat.pop(nothing_to(allocator), None)  # a cell has one
     named: dict[str, Any] = map_paths(flat, _content)
     own = {name: _code(name) for name in plan.config.kv.allocator or () if ":" in name}
-    return sha256_of({"schema": CELL_SCHEMA, "config": named, "trace": arrives, **({"code": own} if own else {})})
+    schema = schema_of(plan.config)
+    return sha256_of({"schema": schema, "config": named, "trace": arrives, **({"code": own} if own else {})})
 
 
 def _code(allocator: str) -> str:
