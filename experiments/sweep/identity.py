@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,8 +30,19 @@ def seed_of(config: Config, repeat: int) -> int:
     """Of a repeat: 32 bits of a hash over the configuration's seed, what is drawn from it, and the repeat."""
     workload = config.workload
     name = defaults.WORKLOAD if workload.name is None and workload.trace is None else workload.name
-    lengths = {key: file_sha256(Path(path)) for key, path in workload.lengths.items()}
+    lengths = {key: _sha256_once(path, *_stamp(path)) for key, path in workload.lengths.items()}
     return int(sha256_of({"seed": config.seed, "name": name, "lengths": lengths, "repeat": repeat})[:8], 16)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    stat = Path(path).stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+@lru_cache(maxsize=64)
+def _sha256_once(path: str, changed_ns: int, num_bytes: int) -> str:
+    """Of a file that all cells of a sweep name; one that was changed is another one."""
+    return file_sha256(Path(path))
 
 
 def key_of(plan: Plan) -> str:

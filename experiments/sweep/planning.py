@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,10 @@ GRID_KEYS: Final = ("kv.allocator", BLOCK_SIZE)
 """Keys that `compare` takes lists of: a configuration's lists are axes of its sweep."""
 RUN_KEYS: Final = ("seed", "num_runs")
 """Of each cell its own: the base keeps what was asked for."""
+
+
+OnPoint = Callable[[int, int], None]
+"""Told before each point how many are planned, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class SweepPlan:
         return {cell.config["measure"].get("backend", "sim") for cell in self.cells}
 
 
-def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
+def plan_sweep(base: Config, axes: Axes, on_point: OnPoint = lambda done, total: None) -> SweepPlan:
     """Resolves every cell; UsageError for a mistake in a key or value, or where no cell can be run at all."""
     axes = with_lists(base, axes)
     if not axes.values and base.num_runs == 1:
@@ -97,7 +101,8 @@ def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
     planning = _Planning(base, axes)
     points = list(axes.points())
     planning.look_for_sharing(points)
-    for point in points:
+    for done, point in enumerate(points):
+        on_point(done, len(points))
         planning.add(point)
     return planning.plan()
 
@@ -159,7 +164,8 @@ class _Planning:
             if repeat == 0:
                 self._merged.append(Merged(point, self._cells[key].point, self._cells[key].allocator))
             return
-        flat = flatten(dump(plan.config))
+        tree = dump(plan.config)
+        flat = flatten(tree)
         if self._common is None:
             self._common, self._first = flat, plan
         self._common = {k: value for k, value in self._common.items() if k in flat and flat[k] == value}
@@ -170,7 +176,7 @@ class _Planning:
             point=point,
             repeat=repeat,
             seed=cell.seed,
-            config=dump(plan.config),
+            config=tree,
             allocator=cell.allocator,
             block_size=cell.block_size,
             num_blocks=cell.num_blocks,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from experiments.flags import Flags
     from experiments.sweep.flags import SweepFlags
     from experiments.sweep.launchers import Launcher
-    from experiments.sweep.planning import SweepPlan
+    from experiments.sweep.planning import OnPoint, SweepPlan
 
 LAUNCHERS: Final = ("local", "ray", "slurm")
 STEPPED: Final = ("steps", "residency", "sharing")
@@ -39,7 +39,9 @@ class Request:
     shard: tuple[int, int]
 
 
-def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
+def request_of(
+    flags: Flags, out: SweepFlags, folder: Path | None, on_point: OnPoint = lambda done, total: None
+) -> Request:
     """UsageError with what is wrong and where."""
     tables, flags = split_record(flags)
     layers = flags.layers()
@@ -53,7 +55,7 @@ def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return Request(plan_sweep(base, axes), tables, shard_of(out.shard))
+    return Request(plan_sweep(base, axes, on_point), tables, shard_of(out.shard))
 
 
 def split_record(flags: Flags) -> tuple[tuple[str, ...], Flags]:

@@ -26,7 +26,7 @@ from experiments.sweep.lock import at_work
 from experiments.sweep.manifest import axes_entries
 from experiments.sweep.merging import told
 from experiments.sweep.planning import SweepPlan
-from experiments.sweep.progress import watched
+from experiments.sweep.progress import planning, watched
 from experiments.sweep.request import Request, check_launcher, launcher_of, num_jobs, request_of
 from experiments.sweep.summary import MOST_SHOWN, table_of
 from experiments.sweep.unite import Finish, FolderKeeper, State, finish, state_of
@@ -39,7 +39,8 @@ def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
     invocation = Invocation("sweep", argv, now())
     talk = Talk(out.quiet, out.verbose, out.progress)
     check_launcher(out)
-    request = request_of(flags, out, folder_of("sweep", out, None))
+    with planning(talk) as on_point:
+        request = request_of(flags, out, folder_of("sweep", out, None), on_point)
     work = request.plan.base.workload
     folder = folder_of("sweep", out, work.trace or work.name)
     announce(request, talk)

@@ -72,3 +72,25 @@ def test_a_sweep_of_240_cells_costs_little_more_than_its_replays(tmp_path):
     lines = (tmp_path / "out/ledger.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["state"] == "done" for line in lines) == 240
     assert len(list((tmp_path / "out/cells").glob("*/*"))) == 2 * 240
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_plan_of_two_thousand_cells_is_there_within_seconds(tmp_path):
+    """Half of what it takes is the estimate, which replays a few cells in small."""
+    axes = ("kv.allocator=paged,orca-max", "kv.block_size=1,8,16,32,64", "scheduler.max_num_seqs=lin(16,256,20)")
+    words = [word for axis in (*axes, "workload.request_rate=lin(0.5,5,10)") for word in ("--axis", axis)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    children = cpu_of_children()
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.cli", "sweep", "--num-requests", "1000", *words, "--dry-run"],
+        cwd=tmp_path,
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    cpu_s = cpu_of_children() - children
+    print(f"\n2,000 cells planned in {cpu_s:.1f} s of CPU")  # noqa: T201 - under -s
+    assert "2,000 cells: about" in done.stdout.splitlines()[-1]
+    assert cpu_s < 12
