@@ -14,6 +14,7 @@ from experiments import store
 from experiments.backends import need_device
 from experiments.cells import TABLES
 from experiments.config import Layer, read_layer, resolve_layers
+from experiments.environment import SOURCE
 from experiments.exits import UsageError
 from experiments.sweep.axes import axes_of
 from experiments.sweep.launchers import LocalLauncher
@@ -45,7 +46,8 @@ def request_of(
     """UsageError with what is wrong and where."""
     tables, flags = split_record(flags)
     layers = flags.layers()
-    if out.resume and not any(layer.values or layer.sweep for layer in layers) and not out.axis:
+    said = [layer for layer in layers if layer.source != SOURCE]  # what is resumed has its environment in its files
+    if out.resume and not any(layer.values or layer.sweep for layer in said) and not out.axis:
         layers = stored_layers(folder)
         tables = tables or stored_tables(folder)
     axes = axes_of(layers, out.axis, out.zip, out.exclude)
