@@ -9,7 +9,7 @@ from experiments.exits import UsageError
 from experiments.resolve import plan_of
 from experiments.settings import Config
 from experiments.sweep.arrivals import RememberedArrivals
-from experiments.sweep.axes import axes_of_keys
+from experiments.sweep.axes import axes_of, axes_of_keys
 from experiments.sweep.planning import plan_sweep
 from workloads import load_trace, save_trace
 
@@ -86,6 +86,14 @@ def test_equal_cells_are_planned_once_and_said(base):
     assert (plan.num_points, len(plan.merged)) == (4, 2)
     assert "2 duplicate points are merged" in plan.notes[-1]
     assert "kv.block_size=1 twice" in plan.notes[-1]
+
+
+def test_ten_points_between_one_and_four_are_four_cells_and_six_merged(base):
+    plan = plan_sweep(base, axes_of([], ["kv.block_size=lin(1,4,10)"]))
+    assert [cell.point["kv.block_size"] for cell in plan.cells] == [1, 2, 3, 4]
+    assert len({cell.key for cell in plan.cells}) == 4
+    assert (plan.num_points, len(plan.merged)) == (10, 6)
+    assert "6 duplicate points are merged" in plan.notes[-1]
 
 
 def test_a_value_that_is_the_default_is_the_same_cell_as_none(base):
