@@ -49,7 +49,8 @@ class Matching:
 def match(first: Stored, second: Stored) -> Matching:
     """Configurations in the order of the first; ValueError if none is in both."""
     axes = [axis for axis in dict.fromkeys([*first.axes, *second.axes]) if axis.rpartition(".")[2] not in FIXED]
-    names = [name for name in FIXED if name in first.summary or name in second.summary]
+    fixed = [name for name in FIXED if name in first.summary or name in second.summary]
+    names = [_axis_instead(name, first, second) or name for name in fixed]
     words = [_words(side, [*names, *axes]) for side in (first, second)]
     compared = _compared(words[0], words[1])
     columns = [name for name in (*names, *axes) if name not in compared]
@@ -67,6 +68,17 @@ def match(first: Stored, second: Stored) -> Matching:
     differences = [f"{name}: {mine} against {theirs}" for name, (mine, theirs) in compared.items()]
     differences += _differences(first, second, [*columns, *compared])
     return Matching(tuple(columns), tuple(pairs), tuple(unmatched), tuple(lost), tuple(differences))
+
+
+def _axis_instead(name: str, first: Stored, second: Stored) -> str:
+    """The axis of both sweeps that is called so, where what came of it has nothing in common: the block size that
+    `virtual` makes of its pages is not the one that was asked for."""
+    axis = next((axis for axis in first.axes if axis.rpartition(".")[2] == name and axis in second.axes), "")
+    sides = [side.summary for side in (first, second)]
+    if not axis or not all({name, axis} <= set(side) for side in sides):
+        return ""
+    plain, asked = ([set(side[column].map(written)) for side in sides] for column in (name, axis))
+    return axis if not plain[0] & plain[1] and asked[0] & asked[1] else ""
 
 
 def _words(side: Stored, columns: Sequence[str]) -> pd.DataFrame:

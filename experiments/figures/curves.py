@@ -84,7 +84,7 @@ class Horizontal:
         elif self.scale == "log":
             ax.set_xscale("log")
         if sum(len(text.get_text()) for text in ax.get_xticklabels()) > _chars_below(ax) and self._has_words:
-            ax.tick_params(axis="x", rotation=20)
+            ax.tick_params(axis="x", rotation=30)
         ax.set_xlabel(axis_label(self.column))
 
     @property

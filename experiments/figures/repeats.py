@@ -16,14 +16,20 @@ def each_once(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Without the rows that would count a run again in the group of equal `keys` that it is in already."""
     if COPY not in frame or "cell" not in frame:
         return frame
-    kept: pd.DataFrame = frame[~(frame[COPY].astype(bool) & frame.duplicated([*keys, "cell"]))]
+    kept: pd.DataFrame = frame[~(_copies(frame) & frame.duplicated([*keys, "cell"]))]
     return kept
 
 
 def runs_of(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows that are runs of their own."""
-    kept: pd.DataFrame = frame[~frame[COPY].astype(bool)] if COPY in frame else frame
+    kept: pd.DataFrame = frame[~_copies(frame)] if COPY in frame else frame
     return kept
+
+
+def _copies(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Rows of results without any beside those of others have no word for it."""
+    found: pd.Series[bool] = frame[COPY].eq(True)
+    return found
 
 
 def over_seeds(frame: pd.DataFrame, keys: Sequence[str], values: Sequence[str]) -> pd.DataFrame:

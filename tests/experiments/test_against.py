@@ -309,3 +309,15 @@ def test_a_setting_that_varies_on_one_side_is_matched_by_its_value(tmp_path, pag
     answer = strict_object(pagelab("compare", tmp_path / "a", tmp_path / "b", "--json").out)
     assert {row["allocator"] for row in answer["deltas"]} == {"paged"}
     assert [line.rpartition(": ")[2] for line in answer["unmatched"]] == ["orca-max 8", "orca-max 16"]
+
+
+def test_sweeps_of_the_same_sizes_are_matched_by_what_was_asked_for(tmp_path, small, pagelab, strict_object):
+    """The block size of `virtual` is that of its page, at each of the sizes."""
+    axis = ("--axis", "kv.block_size=8,16", "--jobs", "1")
+    assert small("sweep", "--allocator", "paged", *axis, "-o", "a").code == 0
+    assert small("sweep", "--allocator", "virtual", "--page-bytes", "64KiB", *axis, "-o", "b").code == 0
+    answer = strict_object(pagelab("compare", "a", "b", "--metric", "kv_live_frac", "--json").out)
+    assert "allocator: paged against virtual" in answer["differences"]
+    assert [row["kv.block_size"] for row in answer["deltas"]] == ["8", "16"]
+    assert len({row["second"] for row in answer["deltas"]}) == 1
+    assert answer["unmatched"] == []

@@ -8,7 +8,9 @@ import pytest
 
 from experiments.cells import run_task, task_of
 from experiments.figures.intervals import with_intervals
+from experiments.figures.repeats import runs_of
 from experiments.figures.stored import Stored
+from experiments.figures.together import Together
 from experiments.report_of_sweep import means
 from experiments.resolve import plan_of
 from experiments.sweep.axes import axes_of_keys
@@ -108,3 +110,12 @@ def test_the_report_counts_runs_and_configurations(merged, pagelab):
     text = (merged[0] / "report.html").read_text()
     assert "12 configurations (2 of allocator × 3 of block size × 2 of page bytes) finished in 5 runs." in text
     assert "kv.block_size changes nothing for virtual" in text
+
+
+def test_beside_results_without_merged_points_every_run_still_counts(merged, sweep, tmp_path):
+    assert sweep("--allocator", "paged", "--axis", "kv.block_size=8,16", "-o", "plain").code == 0
+    both = Together([merged[0], tmp_path / "plain"]).summary
+    assert len(both) == 12 + 2
+    assert len(runs_of(both)) == 5 + 2
+    table = with_intervals(both, ["allocator"], ["kv_live_frac"]).set_index("allocator")
+    assert table["num_runs"].to_dict() == {"paged": 3 + 2, "virtual": 2}
