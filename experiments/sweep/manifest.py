@@ -13,8 +13,9 @@ from experiments.sweep.merging import merged_entries
 
 if TYPE_CHECKING:
     from experiments.store import Store
+    from experiments.sweep.cell import SweepCell
     from experiments.sweep.execution import Entry
-    from experiments.sweep.planning import SweepCell, SweepPlan
+    from experiments.sweep.planning import SweepPlan
 
 
 def manifest_of(

@@ -16,6 +16,7 @@ from experiments.console import Talk, say, say_json, show
 from experiments.exits import UsageError
 from experiments.flags import Flags
 from experiments.manifest import Invocation, now
+from experiments.sweep.arrivals import side_by_side
 from experiments.sweep.axes import Axes
 from experiments.sweep.estimate import estimate
 from experiments.sweep.execution import Ended, Entry, execute
@@ -141,8 +142,8 @@ def refuse_unasked(folder: Path, out: SweepFlags, request: Request) -> None:
 def left(request: Request, finished: dict[str, Entry], out: SweepFlags) -> list[Job]:
     """The jobs of this shard that have no finished cell, failed ones among them."""
     first, of = request.shard
-    mine = request.plan.cells[first - 1 :: of]
-    jobs = [job_of(cell, request.tables) for cell in mine if cell.name not in finished]
+    mine = [cell for cell in request.plan.cells[first - 1 :: of] if cell.name not in finished]
+    jobs = [job_of(cell, request.tables) for cell in side_by_side(mine)]
     if out.shuffle:
         random.Random(request.plan.cells[0].key).shuffle(jobs)
     return jobs
