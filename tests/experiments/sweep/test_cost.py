@@ -1,6 +1,7 @@
 """What a sweep costs beside its replays: CPU time of all its processes against that of the bare replays, in one run.
 
-Both have two replays going at any time: two cores that share caches cost each other a fifth of their speed.
+Both have two replays going at any time: two cores that share caches cost each other a fifth of their speed. Of each the
+least of three rounds counts, as whatever else a machine does only adds.
 """
 
 import json
@@ -28,6 +29,7 @@ GRID = {
     "workload.request_rate": [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4],
 }
 MOST = 1.3
+ROUNDS = 3
 
 
 def cpu_of_children() -> float:
@@ -62,16 +64,20 @@ def test_a_sweep_of_240_cells_costs_little_more_than_its_replays(tmp_path):
     axes = [word for key, values in GRID.items() for word in ("--axis", f"{key}={','.join(map(str, values))}")]
     words = [sys.executable, "-m", "experiments.cli", "sweep", "--num-requests", "1000", *axes, "--jobs", "2", "-q"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    before = bare_replays()  # what the machine's other load makes of a second is taken on both sides, too
-    children = cpu_of_children()
-    subprocess.run([*words, "-o", "out"], cwd=tmp_path, env=env, check=True, stdout=subprocess.DEVNULL)
-    cpu_s = cpu_of_children() - children
-    bare_s = (before + bare_replays()) / 2
-    assert cpu_s <= MOST * bare_s, f"sweep {cpu_s:.1f} s of CPU, 240 bare replays {bare_s:.1f} s"
-    print(f"\nsweep {cpu_s:.1f} s of CPU, bare {bare_s:.1f} s: {cpu_s / bare_s:.2f}")  # noqa: T201 - under -s
-    lines = (tmp_path / "out/ledger.jsonl").read_text().splitlines()
+    bare_s, cpu_s = [], []
+    for place in range(ROUNDS):
+        bare_s.append(bare_replays())
+        children = cpu_of_children()
+        subprocess.run([*words, "-o", f"out{place}"], cwd=tmp_path, env=env, check=True, stdout=subprocess.DEVNULL)
+        cpu_s.append(cpu_of_children() - children)
+    told = (
+        f"sweep {', '.join(f'{one:.1f}' for one in cpu_s)} s of CPU, bare {', '.join(f'{one:.1f}' for one in bare_s)} s"
+    )
+    print(f"\n{told}: {min(cpu_s) / min(bare_s):.2f}")  # noqa: T201 - under -s
+    assert min(cpu_s) <= MOST * min(bare_s), told
+    lines = (tmp_path / "out0/ledger.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["state"] == "done" for line in lines) == 240
-    assert len(list((tmp_path / "out/cells").glob("*/*"))) == 2 * 240
+    assert len(list((tmp_path / "out0/cells").glob("*/*"))) == 2 * 240
 
 
 @pytest.mark.slow
