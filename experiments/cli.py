@@ -19,7 +19,7 @@ from experiments import exits
 from experiments.against.flags import AgainstFlags
 from experiments.bench.cli import bench_app
 from experiments.calibrate.cli import calibrate
-from experiments.export_cli import export, schema
+from experiments.export_cli import Cells, export, schema
 from experiments.flags import Argv, Flags, Json
 from experiments.generate import ModelFlags, SamplingFlags
 from experiments.output_flags import OutputFlags
@@ -110,8 +110,14 @@ def generate(
 
 
 @app.command
-def report(folder: Path, *, json: Json = False) -> int:
-    """Write report.html and its figures from stored results."""
+def report(*folder: Path, json: Json = False) -> int:
+    """Write report.html and its figures from stored results.
+
+    Parameters
+    ----------
+    folder
+        Written by run, compare, sweep or bench.
+    """
     from experiments.views import report_verb
 
     return report_verb(folder, as_json=json)
@@ -126,7 +132,8 @@ def plot(*folders: Path, flags: PlotFlags = PlotFlags(), json: Json = False, arg
     Parameters
     ----------
     folders
-        Results; of several, rate_per_s (requests a second of each one's trace) is a column too.
+        Written by run, compare, sweep or bench; of several, rate_per_s (requests a second of each one's trace) is a
+        column too.
     """
     from experiments.plotting import plot_verb
 
@@ -134,7 +141,7 @@ def plot(*folders: Path, flags: PlotFlags = PlotFlags(), json: Json = False, arg
 
 
 @app.command(name="map")
-def map_(folder: Path, *, at: float | None = None, cell: str | None = None, width: Whole = 64) -> int:
+def map_(folder: Path, *, at: float | None = None, cell: Cells = (), width: Whole = 64) -> int:
     """Show who holds which block: the memory map of stored runs.
 
     Parameters
@@ -142,7 +149,7 @@ def map_(folder: Path, *, at: float | None = None, cell: str | None = None, widt
     at
         Simulated second [the middle of the run].
     cell
-        Only cells whose name begins so [all].
+        Only cells whose name begins so, or with COLUMN=VALUE (!= < <= > >=); may be repeated [all].
     width
         Characters of a line.
     """

@@ -9,13 +9,15 @@ from cyclopts import Parameter
 
 from experiments.flags import Json
 
+Cells = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
+
 
 def export(
     folder: Path,
     *,
     to: str,
     output: Annotated[Path, Parameter(name=("-o", "--output"))],
-    cell: str | None = None,
+    cell: Cells = (),
     at: float | None = None,
     json: Json = False,
 ) -> int:
@@ -30,7 +32,8 @@ def export(
     output
         File to write; .gz compresses.
     cell
-        Only runs whose name begins so [all; torch-snapshot: the only one].
+        Only runs whose name begins so, or with COLUMN=VALUE (!= < <= > >=, as --filter-by of plot); may be repeated
+        [all; torch-snapshot: the only one].
     at
         Simulated second of a torch-snapshot [the end].
     """

@@ -211,10 +211,11 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
     ] = None
 
     def layers(self) -> list[Layer]:
-        """Files, then `--set`, then flags."""
+        """Files, then variables of the environment, then `--set`, then flags."""
         from experiments.config import Layer, read_layer, set_layer
+        from experiments.environment import read_variables
 
-        layers = [read_layer(path) for path in self.config]
+        layers = [*(read_layer(path) for path in self.config), read_variables()]
         layers += [set_layer(text) for text in self.set]
         values = self._values()
         given = {key: value for key, (_, value) in values.items()}

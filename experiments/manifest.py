@@ -16,6 +16,7 @@ from engine.versions import version_of
 from experiments.backends import is_real
 from experiments.cells import Outcome
 from experiments.config import dump, map_paths
+from experiments.environment import told
 from experiments.provenance import name_only, without_folders
 from experiments.resolve import Plan
 from experiments.sharing import shares, transfers_of
@@ -124,13 +125,15 @@ def _cell(plan: Plan, outcome: Outcome) -> dict[str, Any]:
 
 
 def environment() -> Mapping[str, Any]:
-    """Interpreter, packages and machine."""
+    """Interpreter, packages and machine; and the variables that say something of the configuration, if any do."""
+    given = {name: name_only(value) for name, value in told().items()}
     return {
         "python": platform.python_version(),
         "packages": {name: version for name in ("pagelab", *PACKAGES) if (version := version_of(name))},
         "os": platform.platform(),
         "cpu": _cpu(),
         "num_cpus": os.cpu_count(),
+        **({"variables": given} if given else {}),
     }
 
 

@@ -19,6 +19,11 @@ PAGE_BYTES: Final = (2 * 2**20,)
 """What CUDA's calls for virtual memory map at least."""
 
 
+def nothing_to(allocator: str) -> str:
+    """The key that is nothing to it: a block of `virtual` is its page, and nobody else has pages."""
+    return "kv.block_size" if allocator == VIRTUAL else "kv.page_bytes"
+
+
 def page_tokens(config: Config, shape: ModelShape) -> dict[int, int]:
     """Bytes of a page by the tokens that it holds, hence by block size; {} where nobody maps pages. UsageError for
     pages that hold no token, or equally many, and on the real engine."""

@@ -44,7 +44,8 @@ class PlotFlags:
         ),
     ] = ()
     scale_x: Annotated[
-        Literal["auto", "linear", "log", "log2"], _option(_WHAT, "auto: log2 for powers of two [auto].")
+        Literal["auto", "linear", "log", "log2"],
+        _option(_WHAT, "auto: log2 for sizes of blocks and pages, and powers of two [auto]."),
     ] = "auto"
     pareto: Annotated[
         str,

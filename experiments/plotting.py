@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from experiments import exits, store
 from experiments.console import say, say_json
 from experiments.exits import UsageError
+from experiments.folders import WRITERS, results_folder
 from experiments.plot_flags import PlotFlags
 from experiments.provenance import name_only
-from experiments.views import enter_derived, results_folder
+from experiments.views import enter_derived
 
 if TYPE_CHECKING:
     from experiments.figures.plots import Plot
@@ -29,7 +30,7 @@ def plot_verb(folders: Sequence[Path], flags: PlotFlags, argv: Sequence[str], *,
     from experiments.figures.together import Together
 
     if not folders:
-        raise UsageError("plot: name a folder of results, or several")
+        raise UsageError(f"plot: name a folder that {WRITERS} has written, or several")
     for one in folders:
         results_folder(one)
     if len(folders) > 1 and flags.output is None:

@@ -97,9 +97,9 @@ def _sized(config: Config, shape: ModelShape, block_sizes: Sequence[int], per_to
 
 
 def _terms(capacity: Capacity) -> dict[str, Any]:
-    full = capacity.to_dict()
-    names = ("rule", "block_size", "num_blocks", "block_bytes", "budget_bytes", "tokens_in_budget", "terms", "notes")
-    return {name: full[name] for name in names}
+    names = ("rule", "block_size", "num_blocks", "block_bytes", "budget_bytes", "tokens_in_budget")
+    numbers = {name: getattr(capacity, name) for name in names}
+    return {**numbers, "terms": dict(capacity.terms), "notes": list(capacity.notes)}
 
 
 def capacity_by_rule(config: Config, shape: ModelShape, block_size: int = RULE_BLOCK_SIZE) -> Capacity:

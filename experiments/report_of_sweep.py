@@ -13,6 +13,7 @@ from experiments.figures.drawing import write_numbers
 from experiments.figures.intervals import with_intervals
 from experiments.figures.latex import latex_table, plus_minus
 from experiments.figures.plots import small_samples
+from experiments.figures.saturation import SATURATED, grows, marked
 from experiments.figures.spread import answer
 from experiments.figures.stored import Stored
 from experiments.figures.swept import has_repeats
@@ -38,11 +39,8 @@ def means(stored: Stored) -> pd.DataFrame:
     keys = configuration_of(frame, stored.axes)
     if frame.empty or not keys:
         return pd.DataFrame()
-    table = with_intervals(frame, keys, [name for name in COLUMNS if name in frame])
-    if "saturated" in frame:
-        late = frame.assign(saturated=frame["saturated"].astype(str).str.lower() == "true")
-        table["saturated"] = late.groupby(keys, dropna=False, sort=False)["saturated"].any().to_numpy()
-    return table
+    shown = [name for name in COLUMNS if name in frame]
+    return marked(with_intervals(frame, keys, shown), frame, keys, shown)
 
 
 def results(stored: Stored, table: pd.DataFrame) -> Table:
@@ -53,10 +51,9 @@ def results(stored: Stored, table: pd.DataFrame) -> Table:
     shown = [name for name in COLUMNS if name in table]
     rows = []
     for _, row in table.iterrows():
-        late = " †" if bool(row.get("saturated", False)) else ""
+        late = bool(row.get(SATURATED, False))
         cells = [
-            plus_minus(row[name], row[f"{name}_ci95"], percent=name.endswith("_frac"))
-            + (late if name.endswith("_s") and not name.endswith("per_s") else "")
+            plus_minus(row[name], row[f"{name}_ci95"], percent=name.endswith("_frac")) + " †" * (late and grows(name))
             for name in shown
         ]
         rows.append([*(written(row[key]) for key in keys), str(row["num_runs"]), *cells])
@@ -93,7 +90,7 @@ def context_of(
         "results": Table(text.heads, text.rows[:MOST_ROWS]),
         "left_out": max(0, len(text.rows) - MOST_ROWS),
         "has_repeats": has_repeats(stored),
-        "saturated": bool(table.get("saturated", pd.Series(dtype=bool)).any()),
+        "saturated": bool(table.get(SATURATED, pd.Series(dtype=bool)).any()),
         "exclusions": exclusions(stored, every_cell=True),
         "lost_cells": lost_cells(stored),
         "infeasible": [_infeasible(one) for one in stored.manifest.get("infeasible") or []],

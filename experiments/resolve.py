@@ -22,6 +22,7 @@ from experiments.presets import PRESETS
 from experiments.series import AttentionKernel
 from experiments.settings import Config, Kernel, Memory, Scheduling, Workload
 from experiments.sharing import arrive_as_samples, check_sharing, check_speeds, host_blocks, with_sharing
+from experiments.stand_in import stand_in
 from experiments.step_cost import step_model_of
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def scheduler_config(config: Config) -> SchedulerConfig:
 
 def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
     """Unknown names and impossible pools are said before anything runs."""
-    from engine.core.registry import load_allocator, make_allocator
+    from engine.core.registry import load_allocator
     from engine.core.request_level import make_scheduler
 
     limits = scheduler_config(config)
@@ -267,7 +268,7 @@ def _check_allocators(config: Config, cells: Sequence[Cell]) -> None:
             load_allocator(name)
         else:
             for size in {cell.block_size: cell for cell in cells if cell.allocator == name}.values():
-                allocator = make_allocator(name, pool_config(config, size))
+                allocator = stand_in(name, pool_config(config, size))
                 check_sharing(config, name, allocator)
                 make_scheduler(limits, allocator)
 

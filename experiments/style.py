@@ -7,7 +7,7 @@ styles repeat the distinction for grey print.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -180,12 +180,12 @@ def percent_axis(axis: Any, label: str, *, whole: bool = True) -> None:
     axis.set_label_text(label)
 
 
-def log2_axis(axes: Axes, values: Iterable[float], label: str) -> None:
-    """A base-2 x axis that names the values themselves, not their exponents."""
+def log2_axis(axes: Axes, values: Iterable[float], label: str, names: Sequence[str] = ()) -> None:
+    """A base-2 x axis that names the values themselves, not their exponents, or by `names`, one each in order."""
     from matplotlib.ticker import NullLocator
 
     ticks = sorted(set(values))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(ticks, names or [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import exits, store
 from experiments.console import in_colour, say, say_json
 from experiments.exits import UsageError
+from experiments.folders import WRITERS, results_folder
 
 
-def results_folder(folder: Path) -> Path:
-    """The folder, if it holds results; UsageError otherwise."""
-    if not (folder / store.SUMMARY).is_file():
-        raise UsageError(f"{folder}: no {store.SUMMARY} here; name a folder that compare or run has written")
-    return folder
-
-
-def report_verb(folder: Path, *, as_json: bool) -> int:
+def report_verb(folders: Sequence[Path], *, as_json: bool) -> int:
     """Makes the report again and enters its files into the manifest; exit code 3 if a figure failed."""
-    results_folder(folder)
+    if len(folders) != 1:
+        got = f"got {len(folders)}: plot draws several together, compare says how two differ" if folders else "got none"
+        raise UsageError(f"report: name one folder that {WRITERS} has written, {got}")
+    folder = results_folder(folders[0])
     path, errors = _built(folder)
     enter_derived(folder)
     for failed in errors:
@@ -74,7 +72,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> int:
+def map_verb(folder: Path, at_s: float | None, cells: Sequence[str], width: int) -> int:
     """Prints a map a cell; a folder of one cell will do as well."""
     import pandas as pd
 
@@ -85,7 +83,7 @@ def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> 
     if at_s is not None and not (math.isfinite(at_s) and at_s >= 0):
         raise UsageError(f"--at is a second of the run, at least 0, got {at_s:g}")
     shown = 0
-    for place in map_cells(folder, cell):
+    for place in map_cells(folder, cells):
         frame = pd.read_parquet(place / "map.parquet")
         if not len(frame):
             continue
@@ -100,12 +98,20 @@ def map_verb(folder: Path, at_s: float | None, cell: str | None, width: int) -> 
     return exits.OK
 
 
-def map_cells(folder: Path, cell: str | None) -> list[Path]:
-    """Folders with a map.parquet whose names begin with `cell`."""
+def map_cells(folder: Path, cells: Sequence[str]) -> list[Path]:
+    """Folders with a map.parquet of which all of `cells` holds: the beginning of a name, or a condition on the
+    summary."""
+    from experiments.export.chosen import is_condition
+
     if (folder / "map.parquet").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob(f"{store.CELLS}/*/map.parquet"))
-    chosen = [path for path in found if cell is None or path.name.startswith(cell)]
+    chosen = [path for path in found if all(path.name.startswith(one) for one in cells if not is_condition(one))]
     if found and not chosen:
-        raise UsageError(f"no cell begins with {cell!r}; there are {', '.join(path.name for path in found)}")
+        raise UsageError(f"no cell begins with {', '.join(cells)}; there are {', '.join(path.name for path in found)}")
+    if conditions := [one for one in cells if is_condition(one)]:
+        from experiments.export.runs import runs_of
+
+        met = {run.folder for run in runs_of(folder, conditions)}
+        chosen = [path for path in chosen if path in met]
     return chosen

@@ -1,10 +1,11 @@
-"""Which cells of two results are the same configuration: allocator, block size, kernel, the axes of either sweep."""
+"""Which cells of two results are the same configuration: what varies within either of allocator, block size, kernel and
+the axes of sweeps. What is constant within both and not the same is what is compared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from experiments.figures.stored import Stored
 
 Key = tuple[str, ...]
+MOST_TOLD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,15 @@ class Matching:
 def match(first: Stored, second: Stored) -> Matching:
     """Configurations in the order of the first; ValueError if none is in both."""
     axes = [axis for axis in dict.fromkeys([*first.axes, *second.axes]) if axis.rpartition(".")[2] not in FIXED]
-    names = [name for name in FIXED if name in first.summary or name in second.summary]
-    columns = [*names, *axes]
-    sides = [_by_key(side, columns) for side in (first, second)]
+    fixed = [name for name in FIXED if name in first.summary or name in second.summary]
+    names = [_axis_instead(name, first, second) or name for name in fixed]
+    words = [_words(side, [*names, *axes]) for side in (first, second)]
+    compared = _compared(words[0], words[1])
+    columns = [name for name in (*names, *axes) if name not in compared]
+    sides = [_by_key(side.summary, words[place][columns]) for place, side in enumerate((first, second))]
     both = [key for key in sides[0] if key in sides[1]]
     if not both:
-        there = [", ".join(sorted(map(" ".join, side))[:4]) or "nothing" for side in sides]
-        raise ValueError(f"no configuration ({', '.join(columns)}) is in both: {there[0]} against {there[1]}")
+        raise ValueError(_why_none(columns, words, (first, second)))
     unmatched = [*_only(sides[0], sides[1], first), *_only(sides[1], sides[0], second)]
     pairs = []
     for key in both:
@@ -61,19 +65,64 @@ def match(first: Stored, second: Stored) -> Matching:
         pairs.append(pair)
         unmatched += left
     lost = [f"{side.folder}: {line}" for side in (first, second) for line in lost_cells(side)]
-    return Matching(
-        tuple(columns), tuple(pairs), tuple(unmatched), tuple(lost), tuple(_differences(first, second, columns))
+    differences = [f"{name}: {mine} against {theirs}" for name, (mine, theirs) in compared.items()]
+    differences += _differences(first, second, [*columns, *compared])
+    return Matching(tuple(columns), tuple(pairs), tuple(unmatched), tuple(lost), tuple(differences))
+
+
+def _axis_instead(name: str, first: Stored, second: Stored) -> str:
+    """The axis of both sweeps that is called so, where what came of it has nothing in common: the block size that
+    `virtual` makes of its pages is not the one that was asked for."""
+    axis = next((axis for axis in first.axes if axis.rpartition(".")[2] == name and axis in second.axes), "")
+    sides = [side.summary for side in (first, second)]
+    if not axis or not all({name, axis} <= set(side) for side in sides):
+        return ""
+    plain, asked = ([set(side[column].map(written)) for side in sides] for column in (name, axis))
+    return axis if not plain[0] & plain[1] and asked[0] & asked[1] else ""
+
+
+def _words(side: Stored, columns: Sequence[str]) -> pd.DataFrame:
+    """The values in words, row by row. A column that a side has not is what its configuration says."""
+    frame, config = side.summary, _flat(side)
+    return pd.DataFrame(
+        {name: frame[name].map(written) if name in frame else written(config.get(name)) for name in columns},
+        index=frame.index,
+        dtype=object,
     )
 
 
-def _by_key(side: Stored, columns: Sequence[str]) -> dict[Key, pd.DataFrame]:
-    """A column that a side has not is what its configuration says."""
-    frame, config = side.summary, _flat(side)
-    words = [
-        frame[name].map(written) if name in frame else pd.Series(written(config.get(name)), index=frame.index)
-        for name in columns
-    ]
-    keys = pd.Series(list(zip(*words, strict=True)), index=frame.index, dtype=object)
+def _compared(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Columns with one value on each side, and not the same one: both values."""
+    values = {str(name): (list(first[name].unique()), list(second[name].unique())) for name in first}
+    return {
+        name: (mine[0], theirs[0])
+        for name, (mine, theirs) in values.items()
+        if len(mine) == len(theirs) == 1 and mine != theirs
+    }
+
+
+def _why_none(columns: Sequence[str], words: Sequence[pd.DataFrame], sides: tuple[Stored, Stored]) -> str:
+    """The columns whose values have nothing in common: which cell of the one belongs to which of the other nobody
+    knows."""
+    if any(part.empty for part in words):
+        return f"{sides[0 if words[0].empty else 1].folder} has no finished cell"
+    apart = [name for name in columns if not set(words[0][name]) & set(words[1][name])]
+    told = [f"{name} is {_some(words[0][name])} against {_some(words[1][name])}" for name in apart]
+    why = "; ".join(told) if told else f"no combination of {', '.join(columns)} is in both"
+    return (
+        f"no configuration is in both, and what varies within a result is what cells are matched by: {why}. "
+        "Compare results in which that is the same, or has one value on each side"
+    )
+
+
+def _some(column: pd.Series[Any]) -> str:
+    values = list(dict.fromkeys(column))
+    return ", ".join(values[:MOST_TOLD]) + (f" and {len(values) - MOST_TOLD} more" if len(values) > MOST_TOLD else "")
+
+
+def _by_key(frame: pd.DataFrame, words: pd.DataFrame) -> dict[Key, pd.DataFrame]:
+    rows: list[Key] = list(zip(*(words[name] for name in words), strict=True)) or [()] * len(frame)
+    keys = pd.Series(rows, index=frame.index, dtype=object)
     return {key: frame[keys == key] for key in dict.fromkeys(keys)}
 
 

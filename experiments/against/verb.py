@@ -13,8 +13,8 @@ from experiments.console import Talk, say, say_json, show
 from experiments.csv_text import to_csv
 from experiments.exits import UsageError
 from experiments.flags import Flags
+from experiments.folders import results_folder
 from experiments.output_flags import OutputFlags
-from experiments.views import results_folder
 from sim.lookup import better
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def judged(limit: Threshold, deltas: Sequence[Delta]) -> list[str]:
     """Where the threshold is passed, or cannot be judged because one side lost its value."""
     found = []
     for delta in (one for one in deltas if one.metric == limit.metric):
-        where = " ".join(delta.key)
+        where = " ".join(delta.key) or "the one configuration"
         if limit.passed_by(delta):
             found.append(f"{limit.text}: {where}: {written(delta)}")
         elif (delta.first is None) != (delta.second is None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from experiments import store
 from experiments.exits import UsageError
+from experiments.export.chosen import chosen, named, place_of
+from experiments.folders import results_folder
 from experiments.series import series_of_row
-from experiments.views import read_manifest, results_folder
+from experiments.views import read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,8 +91,9 @@ class StoredRun:
         return found
 
 
-def runs_of(folder: Path, prefix: str | None = None) -> list[StoredRun]:
-    """Finished runs whose folder's name begins so, in the order of summary.csv; UsageError where there are none."""
+def runs_of(folder: Path, cells: Sequence[str] = ()) -> list[StoredRun]:
+    """Finished runs of which all of `cells` holds (`chosen`), in the order of summary.csv; UsageError where there are
+    none."""
     import pandas as pd
 
     manifest = read_manifest(results_folder(folder))
@@ -100,24 +103,23 @@ def runs_of(folder: Path, prefix: str | None = None) -> list[StoredRun]:
     lacking = {"cell", "seed", "allocator", "block_size"} - set(frame.columns)
     if lacking:
         raise UsageError(f"{folder / store.SUMMARY}: not of simulated runs: no column {', '.join(sorted(lacking))}")
+    if frame.empty:
+        raise UsageError(f"{folder}: empty")
     found = []
-    for record in frame.to_dict("records"):
+    for record in chosen(folder, frame, manifest, cells).to_dict("records"):
         row = {str(name): None if value != value else value for name, value in record.items()}
-        place = _place(folder, row)
-        if prefix is None or place.name.startswith(prefix):
-            found.append(StoredRun(place, row, manifest))
-    if not found:
-        names = ", ".join(str(name) for name in frame["cell"])
-        raise UsageError(
-            f"{folder}: no run begins with {prefix!r}; there are {names}" if prefix else f"{folder}: empty"
-        )
+        found.append(StoredRun(place_of(folder, row), row, manifest))
     return found
 
 
-def _place(folder: Path, row: Mapping[str, Any]) -> Path:
-    """The cell's folder; repeats of a sweep's cell have one each. UsageError where it is not there."""
-    names = [str(row["cell"])] + ([f"{row['cell']}-r{row['repeat']:g}"] if row.get("repeat") is not None else [])
-    for name in names:
-        if (folder / store.CELLS / name).is_dir():
-            return folder / store.CELLS / name
-    raise UsageError(f"{folder / store.CELLS / names[-1]}: not there, although {store.SUMMARY} has it")
+def the_only(runs: Sequence[StoredRun]) -> StoredRun:
+    """UsageError, with all of them, where there are several."""
+    import pandas as pd
+
+    if len(runs) == 1:
+        return runs[0]
+    frame = pd.DataFrame([run.row for run in runs])
+    raise UsageError(
+        f"a snapshot is of one run, and these are {len(runs)}: say --cell with the beginning of one's name, or with "
+        f"what tells it from the others (--cell KEY=VALUE):{named(frame, runs[0].manifest)}"
+    )

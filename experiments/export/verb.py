@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,7 @@ from engine.core.suggestion import unknown_name
 from experiments import exits
 from experiments.console import say, say_json
 from experiments.exits import UsageError
-from experiments.export.runs import StoredRun, runs_of
+from experiments.export.runs import StoredRun, runs_of, the_only
 from experiments.store import write_whole
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def _perfetto(runs: Runs, at_s: float | None, output: Path) -> bytes:
 def _torch_snapshot(runs: Runs, at_s: float | None, output: Path) -> bytes:
     from experiments.export.torch_snapshot import pickled, snapshot_of
 
-    if len(runs) > 1:
-        names = ", ".join(run.folder.name for run in runs)
-        raise UsageError(f"a snapshot is of one run: say --cell with the beginning of one of {names}")
-    return pickled(snapshot_of(runs[0], at_s))
+    return pickled(snapshot_of(the_only(runs), at_s))
 
 
 def _prometheus(runs: Runs, at_s: float | None, output: Path) -> bytes:
@@ -70,7 +67,7 @@ TARGETS: Final[dict[str, Callable[[Runs, float | None, Path], bytes]]] = {
 }
 
 
-def export_verb(folder: Path, to: str, output: Path, cell: str | None, at_s: float | None, *, as_json: bool) -> int:
+def export_verb(folder: Path, to: str, output: Path, cells: Sequence[str], at_s: float | None, *, as_json: bool) -> int:
     """Writes the file, compressed where its name ends in .gz."""
     if to not in TARGETS:
         raise UsageError(str(unknown_name("target", to, TARGETS)))
@@ -80,7 +77,7 @@ def export_verb(folder: Path, to: str, output: Path, cell: str | None, at_s: flo
         raise UsageError(f"--at is a second of the run, at least 0, got {at_s:g}")
     if to == "torch-snapshot" and output.name.endswith(".gz"):
         raise UsageError(f"{output}: memory_viz reads a snapshot as it is, not compressed")
-    runs = runs_of(folder, cell)
+    runs = runs_of(folder, cells)
     data = TARGETS[to](runs, at_s, output)
     data = gzip.compress(data, mtime=0) if output.name.endswith(".gz") else data
     try:

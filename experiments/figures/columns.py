@@ -78,6 +78,16 @@ def written(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def is_allocator(column: str) -> bool:
+    """Whether its values are names of allocators."""
+    return column.rpartition(".")[2] == "allocator"
+
+
+def is_number(column: pd.Series[Any]) -> bool:
+    """Whether its values have distances; truth values have none."""
+    return bool(pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column))
+
+
 def by_size(column: pd.Series[Any]) -> pd.Series[Any]:
     """What `sort_values` sorts by: sizes in words (64KiB, 2MiB) by their bytes, all else by itself."""
     if pd.api.types.is_numeric_dtype(column):

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pandas as pd
 
-from experiments.figures.repeats import over_seeds
+from experiments.figures.repeats import each_once, over_seeds
 
 LEVEL = 0.95
 INTERVAL = "95 % confidence interval over repeats"
@@ -18,7 +18,7 @@ def with_intervals(frame: pd.DataFrame, keys: Sequence[str], values: Sequence[st
     """`over_seeds`, and `<value>_ci95` beside it: half the width of the interval of the mean, missing below two values.
     Runs without the value are in neither, and `<value>_n` says how many had it."""
     table = over_seeds(frame, keys, values)
-    groups = frame.groupby(list(keys), dropna=False, sort=False)
+    groups = each_once(frame, keys).groupby(list(keys), dropna=False, sort=False)
     for name in [name for name in values if name in frame]:
         counts = groups[name].apply(lambda column: int(pd.to_numeric(column, errors="coerce").notna().sum()))
         table[f"{name}_n"] = counts.to_numpy()

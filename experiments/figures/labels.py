@@ -17,6 +17,7 @@ KEYS = {
     RATE: "requests per second",
     "request_rate": "requests per second",
     "block_size": "block size (tokens)",
+    "page_bytes": "page size (bytes)",
     "num_blocks": "blocks in the pool",
     "kv_tokens": "capacity (tokens)",
     "max_num_seqs": "most running requests",
@@ -53,6 +54,14 @@ def _by_its_unit(name: str) -> str:
         return name.replace("_", " ")
     simulated = ", simulated" if suffix == "_s" and name not in MEASURED else ""
     return f"{name.removesuffix(suffix).replace('_', ' ')} ({UNITS[suffix]}{simulated})"
+
+
+def in_binary(num_bytes: float) -> str:
+    """`64 KiB`, `2 MiB`, `1.5 GiB`, or plain bytes below one of these."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:g} {unit}"
+    return f"{num_bytes:g} B"
 
 
 def is_simulated(column: str) -> bool:

@@ -11,6 +11,7 @@ import pandas as pd
 from experiments.figures.columns import by_size, written
 from experiments.figures.labels import axis_label
 from experiments.figures.looks import curve_names, looks_of
+from experiments.figures.saturation import is_saturated
 from experiments.figures.variables import Choice, legend_title, table_of
 
 ESCAPES = {
@@ -107,4 +108,5 @@ def _value_label(column: str) -> str:
 def _cell(rows: pd.DataFrame, column: str, *, percent: bool) -> str:
     if rows.empty:
         return "–"
-    return plus_minus(rows[column].iloc[0], rows[f"{column}_ci95"].iloc[0], percent=percent)
+    late = " †" * bool(is_saturated(rows).any())
+    return plus_minus(rows[column].iloc[0], rows[f"{column}_ci95"].iloc[0], percent=percent) + late

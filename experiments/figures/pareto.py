@@ -18,6 +18,7 @@ from experiments.figures.intervals import with_intervals
 from experiments.figures.labels import axis_label, in_lines
 from experiments.figures.looks import curve_names, looks_of
 from experiments.figures.panels import legend_of
+from experiments.figures.saturation import is_saturated, marked, name_mark
 from experiments.figures.spec import NothingToDrawError
 from experiments.style import Look
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import FigureBase as Canvas
 
 ON = "on_frontier"
+CROSS: dict[str, Any] = {"marker": "x", "color": "#000000", "markersize": 3, "markeredgewidth": 0.8, "zorder": 4}
+"""On points of saturated runs: here filled or hollow says something else."""
 _GOAL = re.compile(r"\s*(max|min):([A-Za-z_][\w.]*)\s*")
 
 
@@ -66,7 +69,8 @@ def on_frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 def frontier(frame: pd.DataFrame, keys: Sequence[str], goals: tuple[Goal, Goal]) -> pd.DataFrame:
     """One row a configuration, means over repeats, with `on_frontier`; NothingToDrawError if none has both values."""
-    table = with_intervals(frame, keys, [goal.column for goal in goals])
+    columns = [goal.column for goal in goals]
+    table = marked(with_intervals(frame, keys, columns), frame, keys, columns)
     up, across = goals
     pairs = zip(up.sign * table[up.column], across.sign * table[across.column], strict=True)
     table[ON] = on_frontier(list(pairs))
@@ -94,6 +98,9 @@ def draw_pareto(
         ax.plot(
             [], [], linestyle="", marker=look.marker, color=look.colour, label=name if curve_by else "configuration"
         )
+    if len(late := table[is_saturated(table)]):
+        ax.plot(late[across.column], late[up.column], linestyle="", **CROSS)
+        name_mark(ax, **CROSS)
     ax.set_title(f"better: {'up' if up.sign > 0 else 'down'} and {'right' if across.sign > 0 else 'left'}")
     ax.set_xlabel(axis_label(across.column))
     ax.set_ylabel(in_lines(axis_label(up.column)))

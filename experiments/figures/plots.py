@@ -14,10 +14,10 @@ from experiments.figures.columns import configuration_of, mixed
 from experiments.figures.drawing import name_clock, write_numbers
 from experiments.figures.intervals import INTERVAL
 from experiments.figures.latex import latex_table, over_curves, pivot
-from experiments.figures.looks import looks_of
-from experiments.figures.panels import legend_columns
 from experiments.figures.pareto import draw_pareto, goals_of
-from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_title, without_value
+from experiments.figures.repeats import each_once
+from experiments.figures.saturation import CROSSED, DAGGER, HOLLOW, has_marks
+from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_lines, without_value
 from experiments.style import COLUMN_IN, PAGE_IN, PLOT_IN, new_figure, save, style
 from sim.lookup import least_sample
 
@@ -60,7 +60,12 @@ class Plot:
         over = mixed(self.rows, self.keys(axes), axes)
         said = [f"each point is a mean over {' and '.join(over)} too, not over repeats alone"] if over else []
         said += [without_value(self.rows, column) for column in self.columns]
+        said += [self._mark] if has_marks(self.rows, self.columns) else []
         return [*filter(None, said), *small_samples(self.rows, self.columns)]
+
+    @property
+    def _mark(self) -> str:
+        return DAGGER if self.path.suffix == ".tex" else CROSSED if self.pareto else HOLLOW
 
     def num_points(self, axes: Sequence[str]) -> int:
         """Rows of the table behind it."""
@@ -110,7 +115,7 @@ def provenance(stored: Stored, plot: Plot) -> str:
 
 
 def _repeats(plot: Plot, axes: Sequence[str]) -> bool:
-    return plot.num_points(axes) < len(plot.rows)
+    return plot.num_points(axes) < len(each_once(plot.rows, plot.keys(axes)))
 
 
 def _write_tex(plot: Plot, about: str) -> pd.DataFrame:
@@ -135,9 +140,7 @@ def size_in(plot: Plot) -> tuple[float, float]:
     paper = plot.look == "paper"
     width = (COLUMN_IN if paper else PLOT_IN) if columns == 1 else PAGE_IN
     height = (0.68 if paper else 0.62) * width if rows == columns == 1 else 0.75 + PANEL_IN * rows
-    curves = plot.choice.curve_by
-    names = list(looks_of(plot.rows, curves)) if curves else []
-    lines = -(-len(names) // legend_columns(names, width)) + bool(curves and legend_title(curves))
+    lines = legend_lines(plot.rows, plot.choice.curve_by, plot.columns, width)
     return width, height + LEGEND_ROW_IN * max(0, lines - 1)
 
 

@@ -8,12 +8,34 @@ import pandas as pd
 
 UNSET = "unset"
 """How a null key is written: null is a value of its own, not a reason to drop rows."""
+COPY = "is_copy"
+"""Column of the rows that show a run at another point than its own; there is none where every row is a run."""
+
+
+def each_once(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Without the rows that would count a run again in the group of equal `keys` that it is in already."""
+    if COPY not in frame or "cell" not in frame:
+        return frame
+    kept: pd.DataFrame = frame[~(_copies(frame) & frame.duplicated([*keys, "cell"]))]
+    return kept
+
+
+def runs_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are runs of their own."""
+    kept: pd.DataFrame = frame[~_copies(frame)] if COPY in frame else frame
+    return kept
+
+
+def _copies(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Rows of results without any beside those of others have no word for it."""
+    found: pd.Series[bool] = frame[COPY].eq(True)
+    return found
 
 
 def over_seeds(frame: pd.DataFrame, keys: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
     """One row a key: `<value>` is the mean, `<value>_sd` the sample standard deviation (missing for one seed),
     `num_runs` the number of rows. Null keys keep a row of their own."""
-    groups = frame.groupby(list(keys), dropna=False, sort=False)
+    groups = each_once(frame, keys).groupby(list(keys), dropna=False, sort=False)
     numeric = [name for name in values if name in frame]
     table = groups.size().rename("num_runs").to_frame()
     for name in numeric:

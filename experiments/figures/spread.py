@@ -9,7 +9,8 @@ import pandas as pd
 from experiments.figures.caption import counted
 from experiments.figures.columns import configuration_of, written
 from experiments.figures.latex import plus_minus
-from experiments.figures.swept import varying
+from experiments.figures.repeats import runs_of
+from experiments.figures.swept import swept
 from experiments.figures.tables import lost_cells
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def answer(stored: Stored, table: pd.DataFrame) -> list[str]:
     sentences = [_size(stored, table)]
     if not _completed(stored.summary):
         return [*sentences, "There was no completed request, so there are no latencies and nothing to rank."]
-    keys = varying(stored)
+    keys = swept(stored)
     for column, least, unit, words in BEST:
         if column in table and table[column].notna().any():
             sentences.append(_best(stored, table, keys, column, unit, words, least=least))
@@ -38,13 +39,19 @@ def answer(stored: Stored, table: pd.DataFrame) -> list[str]:
 
 
 def _size(stored: Stored, table: pd.DataFrame) -> str:
-    keys = varying(stored)
-    axes = " × ".join(f"{table[key].map(written).nunique()} of {_leaf(key)}" for key in keys)
-    runs = len(stored.summary)
+    keys = swept(stored)
+    groups = dict.fromkeys(next((tuple(group) for group in stored.zips if key in group), (key,)) for key in keys)
+    axes = " × ".join(_values_of(table, [key for key in group if key in keys]) for group in groups)
+    runs = len(runs_of(stored.summary))
     lost = len(lost_cells(stored))
     repeats = f" in {counted(runs, 'run')}" if runs != len(table) else ""
     failed = f"; {counted(lost, 'cell')} failed" if lost else ""
     return f"{counted(len(table), 'configuration')}{f' ({axes})' if axes else ''} finished{repeats}{failed}."
+
+
+def _values_of(table: pd.DataFrame, keys: list[str]) -> str:
+    """`3 of block size`; of zipped axes `3 of block size with num blocks`."""
+    return f"{len(table[keys].map(written).drop_duplicates())} of {' with '.join(map(_leaf, keys))}"
 
 
 def _completed(frame: pd.DataFrame) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.figures.merged import at_every_point
+from experiments.figures.saturation import is_saturated
 from experiments.pages import VIRTUAL
 from experiments.series import series_of
 from experiments.style import in_order
@@ -37,23 +39,26 @@ class Stored:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """summary.csv: one row a finished cell. `allocator` names the series: runs with the contiguous kernel are
-        another."""
+        """summary.csv: one row a finished cell, and one at each point that was merged into another (`is_copy`).
+        `allocator` names the series: runs with the contiguous kernel are another."""
         frame = self._frame(self.folder / "summary.csv", read_summary)
         if frame is None:
             frame = pd.DataFrame({"cell": [], "seed": [], "allocator": [], "block_size": []})
         if "seed" not in frame:
             frame["seed"] = 0
-        if "kernel" in frame and "allocator" in frame:
-            pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
-            frame["allocator"] = [series_of(allocator, kernel) for allocator, kernel in pairs]
-        return frame
+        return at_every_point(with_series(frame), self.manifest)
 
     @property
     def axes(self) -> list[str]:
         """Dotted keys that a sweep went through, in its order; none of other results."""
         axes = self.manifest.get("axes")
         return [str(key) for key in axes] if isinstance(axes, dict) else []
+
+    @property
+    def zips(self) -> list[list[str]]:
+        """Axes of a sweep that went together, value by value."""
+        groups = self.manifest.get("zip")
+        return [list(map(str, group)) for group in groups] if isinstance(groups, list) else []
 
     @property
     def is_measured(self) -> bool:
@@ -137,10 +142,7 @@ class Stored:
 
     def saturated(self) -> set[str]:
         """Allocators of `base` of which any run could not keep up."""
-        if "saturated" not in self.base:
-            return set()
-        marked = self.base["saturated"].astype(str).str.lower() == "true"
-        return set(self.base.loc[marked, "allocator"].astype(str))
+        return set(self.base.loc[is_saturated(self.base), "allocator"].astype(str))
 
     def window_s(self) -> tuple[float, float] | None:
         """Interval of the means, if all rows of `base` share it."""
@@ -189,6 +191,14 @@ class Stored:
             self._seen.add(path)
             why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({type(error).__name__})"
             self.problems.append(f"{path.relative_to(self.folder)} {why}")
+
+
+def with_series(frame: pd.DataFrame) -> pd.DataFrame:
+    """With names of series in place of those of allocators, where runs have kernels."""
+    if not {"kernel", "allocator"} <= set(frame):
+        return frame
+    pairs = zip(frame["allocator"].astype(str), frame["kernel"], strict=True)
+    return frame.assign(allocator=[series_of(allocator, kernel) for allocator, kernel in pairs])
 
 
 def read_summary(path: Path) -> pd.DataFrame:

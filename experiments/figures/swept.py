@@ -6,20 +6,20 @@ its values, which the figure says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from experiments.figures.columns import by_size, configuration_of, written
+from experiments.figures.columns import by_size, configuration_of, is_allocator, is_number, written
 from experiments.figures.intervals import INTERVAL
 from experiments.figures.labels import axis_label
-from experiments.figures.looks import looks_of
-from experiments.figures.panels import legend_columns
 from experiments.figures.pareto import draw_pareto, goals_of
+from experiments.figures.saturation import CROSSED, HOLLOW, has_marks
 from experiments.figures.spec import Figure, NothingToDrawError
-from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_title, without_value
+from experiments.figures.variables import PANEL_IN, Choice, draw_facets, grid_of, legend_lines, without_value
 from experiments.style import PAGE_IN
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ METRICS: dict[str, str] = {
 }
 """What to see in each, in the order of the report."""
 GOALS = "max:output_tok_per_s,min:mean_tpot_s"
+GOALS_OF = ("output_tok_per_s", "mean_tpot_s")
 MOST_CURVES, MOST_COLUMNS, MOST_ROWS = 8, 9, 4
 
 
@@ -57,17 +58,24 @@ def varying(stored: Stored) -> list[str]:
     return [name for name in names if frame[name].map(written).nunique() > 1]
 
 
+def swept(stored: Stored) -> list[str]:
+    """Of these the axes, without what follows from others: a block size from the size of a page, say. Other results
+    have no axes: all of them."""
+    names = varying(stored)
+    return [name for name in names if name in stored.axes] or names
+
+
 def layout_of(stored: Stored) -> Layout:
-    """The numeric axis of most values goes across; allocators, or else the fewest values, are curves; then columns,
-    then rows. NothingToDrawError if nothing was swept."""
-    axes, frame = varying(stored), stored.summary
+    """The axis of most numbers goes across; allocators, or else the fewest values, are curves; then columns, then
+    rows. An axis that is zipped with one that is shown is shown by it. NothingToDrawError if nothing was swept."""
+    axes, frame = swept(stored), stored.summary
     if not axes:
         raise NothingToDrawError("no axis of this sweep has two values among the finished cells")
     counts = {name: frame[name].map(written).nunique() for name in axes}
-    numeric = [name for name in axes if pd.api.types.is_numeric_dtype(frame[name]) and frame[name].notna().all()]
+    numeric = [name for name in axes if is_number(by_size(frame[name])) and frame[name].notna().all()]
     across = max(numeric or axes, key=lambda name: counts[name])
-    rest = sorted((name for name in axes if name != across), key=lambda name: counts[name])
-    curves = next((name for name in rest if name.rpartition(".")[2] == "allocator"), rest[0] if rest else None)
+    rest = sorted(_of_their_own(axes, across, stored.zips), key=lambda name: counts[name])
+    curves = next((name for name in rest if is_allocator(name)), rest[0] if rest else None)
     panels = [name for name in rest if name != curves][::-1]
     shown: list[tuple[str, int]] = [] if curves is None else [(curves, MOST_CURVES)]
     shown += list(zip(panels, (MOST_COLUMNS if len(panels) == 1 else 3, MOST_ROWS), strict=False))
@@ -77,6 +85,19 @@ def layout_of(stored: Stored) -> Layout:
         left_out += [remark] if remark else []
     column, row = [*panels[:2], None, None][:2]
     return Layout(Choice(across, "", (curves,) if curves else (), row, column), frame, tuple(left_out))
+
+
+def _of_their_own(axes: Sequence[str], across: str, zips: Sequence[Sequence[str]]) -> list[str]:
+    """The other axes, of each zipped group one: those beside `across` vary with it. An allocator stands for its
+    group."""
+    places = {key: place for place, group in enumerate(zips) for key in group}
+    taken = {places.get(across)} - {None}
+    found = []
+    for name in sorted((name for name in axes if name != across), key=lambda name: not is_allocator(name)):
+        if (place := places.get(name)) not in taken:
+            found.append(name)
+            taken |= {place} - {None}
+    return sorted(found, key=axes.index)
 
 
 def _at_most(frame: pd.DataFrame, column: str, most: int) -> tuple[pd.DataFrame, str]:
@@ -94,7 +115,7 @@ def figures_of(stored: Stored) -> list[Figure]:
     """One a metric that the summary has, and the frontier."""
     shown = [name for name in METRICS if name in stored.summary]
     made = [_over_axes(name) for name in shown]
-    return [*made, FRONTIER] if {"output_tok_per_s", "mean_tpot_s"} <= set(shown) else made
+    return [*made, FRONTIER] if set(GOALS_OF) <= set(shown) else made
 
 
 def _over_axes(metric: str) -> Figure:
@@ -130,15 +151,14 @@ def _height_in(metric: str, stored: Stored) -> float:
     except NothingToDrawError:
         return PANEL_IN
     num_rows, num_columns = grid_of(rows, choice)
-    names = list(looks_of(rows, choice.curve_by)) if choice.curve_by else []
-    lines = -(-len(names) // legend_columns(names, PAGE_IN)) + bool(choice.curve_by and legend_title(choice.curve_by))
+    lines = legend_lines(rows, choice.curve_by, [metric], PAGE_IN)
     return (2.4 if num_rows == num_columns == 1 else PANEL_IN * num_rows + 0.4) + 0.15 * lines + 0.4
 
 
 def _remark(metric: str, stored: Stored) -> str:
     rows, _, left_out = _chosen(stored, metric)
-    missing = without_value(rows, metric)
-    return " ".join([*_repeats(stored), *left_out, *([missing.capitalize() + "."] if missing else [])])
+    said = [without_value(rows, metric), HOLLOW if has_marks(rows, [metric]) else ""]
+    return " ".join([*_repeats(stored), *left_out, *(f"{one.capitalize()}." for one in said if one)])
 
 
 def _repeats(stored: Stored) -> list[str]:
@@ -158,7 +178,7 @@ def _draw_frontier(stored: Stored, canvas: Canvas) -> pd.DataFrame:
     if frame.empty:
         raise NothingToDrawError("no cell of this sweep finished")
     axes = configuration_of(frame, stored.axes)
-    curve = [name for name in axes if name.rpartition(".")[2] == "allocator"]
+    curve = [name for name in axes if is_allocator(name)]
     return draw_pareto(frame, axes, goals_of(GOALS, frame), curve, canvas)
 
 
@@ -171,4 +191,5 @@ FRONTIER = Figure(
     draw=_draw_frontier,
     height_in=lambda stored: 3.2,
     every_block_size=True,
+    remark=lambda stored: f"{CROSSED.capitalize()}." if has_marks(stored.summary, GOALS_OF) else "",
 )

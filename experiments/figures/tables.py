@@ -18,7 +18,8 @@ from experiments.figures.caption import (
     step_model_of,
     trace_of,
 )
-from experiments.figures.repeats import over_seeds
+from experiments.figures.repeats import over_seeds, runs_of
+from experiments.figures.saturation import is_saturated
 from experiments.style import in_order
 
 if TYPE_CHECKING:
@@ -165,15 +166,13 @@ def _means(frame: pd.DataFrame, keys: list[str], columns: Sequence[Column]) -> T
 
 
 def _saturated_keys(frame: pd.DataFrame, keys: list[str]) -> set[tuple[str, ...]]:
-    if "saturated" not in frame:
-        return set()
-    marked = frame[frame["saturated"].astype(str).str.lower() == "true"]
+    marked = frame[is_saturated(frame)]
     return {tuple(map(str, values)) for values in marked[keys].itertuples(index=False)}
 
 
 def exclusions(stored: Stored, *, every_cell: bool = False) -> Table:
     """Requests by what became of them, summed over seeds; `every_cell`: over all cells, not over one condition."""
-    frame = stored.summary if every_cell else stored.base
+    frame = runs_of(stored.summary) if every_cell else stored.base
     counts = [name for name in COUNTS if name in frame]
     if frame.empty or not counts:
         return Table([], [])

@@ -13,7 +13,9 @@ from experiments.figures.curves import Horizontal, ScaleX, draw_curves
 from experiments.figures.intervals import with_intervals
 from experiments.figures.labels import axis_label, in_lines
 from experiments.figures.looks import looks_of
-from experiments.figures.panels import legend_of
+from experiments.figures.panels import legend_columns, legend_of
+from experiments.figures.repeats import runs_of
+from experiments.figures.saturation import SATURATED, has_marks, marked, name_mark
 from experiments.figures.spec import NothingToDrawError
 
 if TYPE_CHECKING:
@@ -89,16 +91,18 @@ def _by(frame: pd.DataFrame, column: str | None) -> list[tuple[str, pd.Series[bo
 
 
 def table_of(frame: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """Means over repeats with sd and interval, one row a point. NothingToDrawError if no row has the value."""
+    """Means over repeats with sd and interval, one row a point, and of times whether a run was saturated.
+    NothingToDrawError if no row has the value."""
     if not frame[choice.var_y].notna().any():
         raise NothingToDrawError(f"{choice.var_y} has no value in any of these {len(frame)} rows")
-    return with_intervals(frame, choice.keys, [choice.var_y])
+    return marked(with_intervals(frame, choice.keys, [choice.var_y]), frame, choice.keys, [choice.var_y])
 
 
 def without_value(frame: pd.DataFrame, column: str) -> str:
     """A sentence on the rows that have no value to show; empty if all have."""
-    missing = int(frame[column].isna().sum())
-    return f"{missing} of {len(frame)} runs have no {column}: they are in no mean" if missing else ""
+    runs = runs_of(frame)
+    missing = int(runs[column].isna().sum())
+    return f"{missing} of {len(runs)} runs have no {column}: they are in no mean" if missing else ""
 
 
 def grid_of(frame: pd.DataFrame, choice: Choice) -> tuple[int, int]:
@@ -128,9 +132,17 @@ def draw_facets(frame: pd.DataFrame, choice: Choice, canvas: Canvas) -> pd.DataF
         ax.remove()
     _from_zero(panels[: len(facets)], table[choice.var_y])
     _label_y(canvas, panels[0], choice.var_y, num_rows, alone=len(facets) == 1)
-    if choice.curve_by:
+    if has_marks(table, [choice.var_y]):
+        name_mark(panels[0], markerfacecolor="white")
+    if panels[0].get_legend_handles_labels()[1] or choice.curve_by:
         legend_of(canvas, panels[: len(facets)], title=legend_title(choice.curve_by))
     return table
+
+
+def legend_lines(frame: pd.DataFrame, curve_by: Sequence[str], columns: Sequence[str], width_in: float) -> int:
+    """Rows of the legend, its title among them; 0 where nothing needs a name."""
+    names = [*(looks_of(frame, curve_by) if curve_by else ()), *([SATURATED] if has_marks(frame, columns) else [])]
+    return -(-len(names) // legend_columns(names, width_in)) + bool(curve_by and legend_title(curve_by))
 
 
 def _name_panel(ax: Axes, choice: Choice, row: str, column: str, *, top: bool, right: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ from experiments.arriving import Arriving, arrive
 
 if TYPE_CHECKING:
     from experiments.settings import Workload
+    from experiments.sweep.cell import SweepCell
     from workloads import Trace
 
 MOST_ROWS: Final = 4_000_000
@@ -41,6 +43,17 @@ class RememberedArrivals:
         while self._num_rows > self._most_rows and len(self._known) > 1:
             self._num_rows -= _rows(self._known.popitem(last=False)[1])
         return found
+
+
+def side_by_side(cells: Sequence[SweepCell], most_rows: int = MOST_ROWS) -> list[SweepCell]:
+    """The cells as they are, or those of a trace together where more rows are replayed than are remembered: each would
+    be read for every cell."""
+    groups: dict[str, list[SweepCell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.trace_sha256, []).append(cell)
+    if sum(group[0].num_requests for group in groups.values()) <= most_rows:
+        return list(cells)
+    return [cell for group in groups.values() for cell in group]
 
 
 def _files(workload: Workload) -> list[tuple[int, int]]:

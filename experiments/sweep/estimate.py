@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from experiments.cells import run_task, task_of
-from experiments.resolve import plan_of
 from experiments.settings import Config
-from experiments.sweep.arrivals import of_this_process
+from experiments.sweep.cell import planned
 
 if TYPE_CHECKING:
-    from experiments.sweep.planning import SweepCell, SweepPlan
+    from experiments.sweep.cell import SweepCell
+    from experiments.sweep.planning import SweepPlan
 
 PROBES: Final = 6
 PROBE_REQUESTS: Final = 300
@@ -68,7 +68,7 @@ def estimate(plan: SweepPlan, jobs: int) -> Estimate | None:
 
 def _probed(cell: SweepCell) -> float | None:
     """Seconds of a core for the whole cell; None where its first requests cannot be replayed alone."""
-    plan = plan_of(Config.model_validate(cell.config), verb="run", writes=False, source=of_this_process())
+    plan = planned(Config.model_validate(cell.config))
     task = task_of(plan, plan.cells[0])
     part = min(len(task.trace), PROBE_REQUESTS)
     small = replace(task, trace=task.trace.slice(0, part), tables=())

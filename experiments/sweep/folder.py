@@ -19,6 +19,7 @@ from experiments.store import Store
 from experiments.sweep.job import Job, JobResult
 from experiments.sweep.ledger import History, Ledger, ledgers_of, read_history
 from experiments.sweep.planning import SweepPlan
+from experiments.sweep.schema import why_other, without_newer, written_by
 
 MOST_DIFFERENCES = 20
 TOLD = {"error", "failed_checks", "num_rows", "num_completed", "wall_s", "host"}
@@ -47,7 +48,7 @@ class SweepFolder:
         history = read_history(ledgers_of(self.folder))
         asked = asked_of(plan, tables, self.folder)
         for told in history.asked:
-            _refuse_changed(self.folder, told.get("asked", {}), asked)
+            _refuse_changed(self.folder, told, asked, plan)
         if not history.asked and any((self.folder / store.CELLS).glob("*/*")):
             raise UsageError(f"{self.folder}: results, but no sweep's: choose another folder")
         if not history.asked:
@@ -55,9 +56,9 @@ class SweepFolder:
         (self.folder / store.CELLS).mkdir(exist_ok=True)
         self.ledger.path.parent.mkdir(exist_ok=True)
         if not self.ledger.path.is_file() or not read_history([self.ledger.path]).asked:
-            self.ledger.append("sweep", {"schema": 1, "asked": asked})
+            self.ledger.append("sweep", {"schema": 1, **written_by(), "asked": asked})
         for told in read_history(ledgers_of(self.folder)).asked:  # another shard may have begun at the same moment
-            _refuse_changed(self.folder, told.get("asked", {}), asked)
+            _refuse_changed(self.folder, told, asked, plan)
         return history
 
     def _write_plan(self, plan: SweepPlan) -> None:
@@ -139,18 +140,21 @@ def asked_of(plan: SweepPlan, tables: Sequence[str], folder: Path) -> dict[str, 
     return json.loads(json.dumps(asked))  # type: ignore[no-any-return]
 
 
-def _refuse_changed(folder: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """UsageError with the keys that differ."""
+def _refuse_changed(folder: Path, told: Mapping[str, Any], now: Mapping[str, Any], plan: SweepPlan) -> None:
+    """UsageError with the keys that differ, or with what has changed in pagelab since. `told`: a ledger's first
+    line."""
+    stored, asked = without_newer(told.get("asked", {})), without_newer(now)
     if stored == asked:
         return
     keys = [key for key in dict.fromkeys((*stored, *asked)) if key != "cells" and stored.get(key) != asked.get(key)]
     lines = [f"  {key}: {_shown(stored, key)} there, {_shown(asked, key)} now" for key in keys[:MOST_DIFFERENCES]]
     lines += [f"  and {len(keys) - MOST_DIFFERENCES} more"] * (len(keys) > MOST_DIFFERENCES)
-    if not keys:
-        lines = ["  no key differs: a trace or a table of step times has other contents, or pagelab another schema"]
-    raise UsageError(
-        "\n".join([f"{folder}: results of another sweep; choose another folder, or --overwrite them:", *lines])
-    )
+    if why := why_other(told, plan):
+        lines += [f"  {why}"]
+    if not lines:
+        lines = ["  no key differs: a trace or a table of step times has other contents"]
+    whose = "an older sweep" if why and not keys else "another sweep"
+    raise UsageError("\n".join([f"{folder}: results of {whose}; choose another folder, or --overwrite them:", *lines]))
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,14 +16,13 @@ from experiments import defaults
 from experiments.arriving import file_sha256
 from experiments.config import map_paths
 from experiments.config_hash import hashed_keys, sha256_of
-from experiments.pages import VIRTUAL
+from experiments.pages import nothing_to
+from experiments.sweep.schema import schema_of
 
 if TYPE_CHECKING:
     from experiments.resolve import Plan
     from experiments.settings import Config
 
-CELL_SCHEMA: Final = 1
-"""Of the cells' files and of what the simulator computes: a new number makes every stored cell another one."""
 NAME_DIGITS: Final = 10
 
 
@@ -30,8 +30,19 @@ def seed_of(config: Config, repeat: int) -> int:
     """Of a repeat: 32 bits of a hash over the configuration's seed, what is drawn from it, and the repeat."""
     workload = config.workload
     name = defaults.WORKLOAD if workload.name is None and workload.trace is None else workload.name
-    lengths = {key: file_sha256(Path(path)) for key, path in workload.lengths.items()}
+    lengths = {key: _sha256_once(path, *_stamp(path)) for key, path in workload.lengths.items()}
     return int(sha256_of({"seed": config.seed, "name": name, "lengths": lengths, "repeat": repeat})[:8], 16)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    stat = Path(path).stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+@lru_cache(maxsize=64)
+def _sha256_once(path: str, changed_ns: int, num_bytes: int) -> str:
+    """Of a file that all cells of a sweep name; one that was changed is another one."""
+    return file_sha256(Path(path))
 
 
 def key_of(plan: Plan) -> str:
@@ -39,11 +50,12 @@ def key_of(plan: Plan) -> str:
     flat = hashed_keys(plan.config, plan.arriving)
     arrives = flat.pop("workload.trace")
     flat.pop("workload.tokenizer", None)  # part of what arrives
-    if VIRTUAL not in (plan.config.kv.allocator or ()):
-        flat.pop("kv.page_bytes", None)  # nobody else has pages
+    for allocator in plan.config.kv.allocator or ():
+        flat.pop(nothing_to(allocator), None)  # a cell has one
     named: dict[str, Any] = map_paths(flat, _content)
     own = {name: _code(name) for name in plan.config.kv.allocator or () if ":" in name}
-    return sha256_of({"schema": CELL_SCHEMA, "config": named, "trace": arrives, **({"code": own} if own else {})})
+    schema = schema_of(plan.config)
+    return sha256_of({"schema": schema, "config": named, "trace": arrives, **({"code": own} if own else {})})
 
 
 def _code(allocator: str) -> str:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from experiments.cells import TABLES, Outcome, run_task, task_of
 from experiments.config import flatten, map_paths, nested
 from experiments.exits import DeviceMissing
-from experiments.resolve import plan_of
 from experiments.settings import Config
 from experiments.store import files_of
-from experiments.sweep.arrivals import of_this_process
+from experiments.sweep.cell import planned
 from experiments.sweep.identity import key_of
 
 if TYPE_CHECKING:
-    from experiments.sweep.planning import SweepCell
+    from experiments.sweep.cell import SweepCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def run_job(job: Job) -> JobResult:
 
 
 def _ran(job: Job) -> JobResult:
-    plan = plan_of(Config.model_validate(job.config), verb="run", writes=False, source=of_this_process())
+    plan = planned(Config.model_validate(job.config))
     if (key := key_of(plan)) != job.key:
         raise ValueError(
             f"the cell is {key[:10]} here and {job.key[:10]} in the plan: a trace, a step-time table or pagelab itself "

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from experiments.config import map_paths, nested
 from experiments.manifest import SCHEMA_VERSION, Invocation, environment, git_state, now
 from experiments.provenance import name_only, without_folders
+from experiments.sweep.merging import merged_entries
 
 if TYPE_CHECKING:
     from experiments.store import Store
+    from experiments.sweep.cell import SweepCell
     from experiments.sweep.execution import Entry
-    from experiments.sweep.planning import SweepCell, SweepPlan
+    from experiments.sweep.planning import SweepPlan
 
 
 def manifest_of(
@@ -65,7 +67,8 @@ def axes_entries(plan: SweepPlan) -> dict[str, Any]:
         "num_runs": plan.num_runs,
         "num_points": plan.num_points,
         "num_excluded": plan.num_excluded,
-        "num_merged": plan.num_merged,
+        "num_merged": len(plan.merged),
+        "merged": merged_entries(plan.merged),
         "num_infeasible": len(plan.infeasible),
     }
 

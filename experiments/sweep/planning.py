@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,17 +10,17 @@ from experiments import defaults
 from experiments.backends import is_real
 from experiments.config import Layer, dump, flatten, resolve_layers
 from experiments.exits import UsageError
-from experiments.resolve import plan_of
+from experiments.settings import Config
 from experiments.sharing import shares
-from experiments.sweep.arrivals import of_this_process
 from experiments.sweep.axes import Axes, Point
+from experiments.sweep.cell import Infeasible, SweepCell, cell_of, planned
 from experiments.sweep.exclude import excluded
 from experiments.sweep.identity import NAME_DIGITS, key_of, seed_of
+from experiments.sweep.merging import Merged, merging_notes, told
 from experiments.sweep.sharing_axes import SHARING_AXES, cut_to_point, told_everywhere
 
 if TYPE_CHECKING:
     from experiments.resolve import Plan
-    from experiments.settings import Config
 
 BLOCK_SIZE: Final = "kv.block_size"
 GRID_KEYS: Final = ("kv.allocator", BLOCK_SIZE)
@@ -29,39 +29,8 @@ RUN_KEYS: Final = ("seed", "num_runs")
 """Of each cell its own: the base keeps what was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepCell:
-    """One run."""
-
-    name: str
-    """Folder: ten digits of its point's hash, and the repeat."""
-    key: str
-    """sha256 of the resolved configuration, the trace and the schema."""
-    point: Point
-    repeat: int
-    seed: int
-    config: dict[str, Any]
-    """Resolved, as plain values."""
-    allocator: str
-    block_size: int
-    num_blocks: int
-    tokens: int | None
-    """Capacity that the pool's blocks were cut from."""
-    num_requests: int
-    trace_sha256: str
-
-    @property
-    def label(self) -> str:
-        """For people: `kv.block_size=8 kv.allocator=paged repeat 0`."""
-        return f"{told(self.point)} repeat {self.repeat}".strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Infeasible:
-    """A point that no run can be made of."""
-
-    point: Point
-    reason: str
+OnPoint = Callable[[int, int], None]
+"""Told before each point how many are planned, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +47,7 @@ class SweepPlan:
     infeasible: tuple[Infeasible, ...]
     num_points: int
     num_excluded: int
-    num_merged: int
+    merged: tuple[Merged, ...]
     first: Plan
     notes: list[str] = field(default_factory=list)
 
@@ -88,12 +57,7 @@ class SweepPlan:
         return {cell.config["measure"].get("backend", "sim") for cell in self.cells}
 
 
-def told(point: Mapping[str, Any]) -> str:
-    """`kv.block_size=8 kv.allocator=null`."""
-    return " ".join(f"{key}={'null' if value is None else value}" for key, value in point.items())
-
-
-def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
+def plan_sweep(base: Config, axes: Axes, on_point: OnPoint = lambda done, total: None) -> SweepPlan:
     """Resolves every cell; UsageError for a mistake in a key or value, or where no cell can be run at all."""
     axes = with_lists(base, axes)
     if not axes.values and base.num_runs == 1:
@@ -101,9 +65,22 @@ def plan_sweep(base: Config, axes: Axes) -> SweepPlan:
     planning = _Planning(base, axes)
     points = list(axes.points())
     planning.look_for_sharing(points)
-    for point in points:
-        planning.add(point)
+    resolved: dict[int, _Resolved] = {}
+    for done, place in enumerate(by_workload(points)):
+        on_point(done, len(points))
+        resolved[place] = planning.resolve(points[place])
+    for place, point in enumerate(points):
+        planning.enter(point, resolved[place])
     return planning.plan()
+
+
+def by_workload(points: Sequence[Point]) -> list[int]:
+    """Places of the points, those that replay the same side by side, so that large traces are read once each."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for place, point in enumerate(points):
+        key = tuple(str(value) for key, value in point.items() if key.startswith("workload."))
+        groups.setdefault(key, []).append(place)
+    return [place for group in groups.values() for place in group]
 
 
 def with_lists(base: Config, axes: Axes) -> Axes:
@@ -115,18 +92,28 @@ def with_lists(base: Config, axes: Axes) -> Axes:
     return Axes({**axes.values, **lists}, axes.zips, axes.exclude) if lists else axes
 
 
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What a point comes to: its cells, or why there are none."""
+
+    cells: tuple[SweepCell, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Keys of the base that it has no use for."""
+    infeasible: str = ""
+    is_excluded: bool = False
+
+
 class _Planning:
-    """Adds points one by one."""
+    """Resolves points, in any order, and enters what came of them in theirs."""
 
     def __init__(self, base: Config, axes: Axes) -> None:
         self._base, self._axes = base, axes
         self._values = flatten(dump(base))
         self._cells: dict[str, SweepCell] = {}
         self._infeasible: list[Infeasible] = []
-        self._merged: list[str] = []
+        self._merged: list[Merged] = []
         self._excluded = self._points = 0
         self._common: dict[str, Any] | None = None
-        self._first: Plan | None = None
         self._tells_sharing = False
         """Whether some points share, so that all tell it."""
         self._ignored: dict[str, int] = {}
@@ -138,51 +125,39 @@ class _Planning:
             configs = [self._config(point) for point in points]
             self._tells_sharing = any(map(shares, configs)) and not any(map(is_real, configs))
 
-    def add(self, point: Point) -> None:
-        self._points += 1
+    def resolve(self, point: Point) -> _Resolved:
+        """Changes nothing."""
         values = {**self._values, **point}
         if any(excluded(expression, _single(values)) for expression in self._axes.exclude):
-            self._excluded += 1
-            return
+            return _Resolved(is_excluded=True)
         config, ignored = cut_to_point(self._config(point), self._axes.values)
-        for key in ignored:
-            self._ignored[key] = self._ignored.get(key, 0) + 1
         if self._tells_sharing:
             config = told_everywhere(config)
         try:
-            plans = [plan_of(one, verb="run", writes=False, source=of_this_process()) for one in self._repeats(config)]
+            plans = [planned(one) for one in self._repeats(config)]
         except UsageError as error:
-            self._infeasible.append(Infeasible(point, str(error)))
-            return
+            return _Resolved(ignored=tuple(ignored), infeasible=str(error))
         keys = [key_of(plan) for plan in plans]
-        for repeat, (plan, key) in enumerate(zip(plans, keys, strict=True)):
-            self._enter(point, repeat, plan, key, f"{keys[0][:NAME_DIGITS]}-r{repeat}")
+        names = [f"{keys[0][:NAME_DIGITS]}-r{repeat}" for repeat in range(len(plans))]
+        cells = [cell_of(point, repeat, *one) for repeat, one in enumerate(zip(plans, keys, names, strict=True))]
+        return _Resolved(tuple(cells), tuple(ignored))
 
-    def _enter(self, point: Point, repeat: int, plan: Plan, key: str, name: str) -> None:
-        if key in self._cells:
-            if repeat == 0:
-                same = self._cells[key].point
-                self._merged.append(f"{told(point)} " + ("twice" if same == point else f"is {told(same)}"))
-            return
-        flat = flatten(dump(plan.config))
-        if self._common is None:
-            self._common, self._first = flat, plan
-        self._common = {k: value for k, value in self._common.items() if k in flat and flat[k] == value}
-        [cell] = plan.cells
-        self._cells[key] = SweepCell(
-            name=name,
-            key=key,
-            point=point,
-            repeat=repeat,
-            seed=cell.seed,
-            config=dump(plan.config),
-            allocator=cell.allocator,
-            block_size=cell.block_size,
-            num_blocks=cell.num_blocks,
-            tokens=plan.pool.tokens,
-            num_requests=int(plan.arriving.provenance["num_requests"]),
-            trace_sha256=plan.arriving.provenance["sha256"],
-        )
+    def enter(self, point: Point, found: _Resolved) -> None:
+        """In the order of the plan: of equal cells the first stays."""
+        self._points += 1
+        self._excluded += found.is_excluded
+        for key in found.ignored:
+            self._ignored[key] = self._ignored.get(key, 0) + 1
+        if found.infeasible:
+            self._infeasible.append(Infeasible(point, found.infeasible))
+        for cell in found.cells:
+            if cell.key not in self._cells:
+                self._cells[cell.key] = cell
+                flat = flatten(cell.config)
+                common = flat if self._common is None else self._common
+                self._common = {key: value for key, value in common.items() if key in flat and flat[key] == value}
+            elif cell.repeat == 0:
+                self._merged.append(Merged(point, self._cells[cell.key].point, cell.allocator))
 
     def _config(self, point: Point) -> Config:
         """The base with the point's values; a null takes the key out."""
@@ -234,23 +209,23 @@ class _Planning:
                 + (f"; {why}" if why else "")
             )
         assert self._common is not None
-        assert self._first is not None
         kept = {key: value for key, value in self._common.items() if key not in (*RUN_KEYS, *self._axes.values)}
         kept |= {key: self._values[key] for key in self._ignored}
         kept |= {"seed": self._base.seed, "num_runs": self._base.num_runs}
-        names = [cell.name for cell in self._cells.values()]
+        cells = tuple(self._cells.values())
+        names = [cell.name for cell in cells]
         assert len(set(names)) == len(names), "two cells share ten digits of their hashes"
         return SweepPlan(
             axes=self._axes,
             num_runs=self._base.num_runs,
             base=self._base,
             common=kept,
-            cells=tuple(self._cells.values()),
+            cells=cells,
             infeasible=tuple(self._infeasible),
             num_points=self._points,
             num_excluded=self._excluded,
-            num_merged=len(self._merged),
-            first=self._first,
+            merged=tuple(self._merged),
+            first=planned(Config.model_validate(cells[0].config)),
             notes=self._notes(),
         )
 
@@ -259,13 +234,7 @@ class _Planning:
         notes += [
             f"{key} is ignored at {count} points, where nothing is copied" for key, count in self._ignored.items()
         ]
-        if self._merged:
-            more = f", and {len(self._merged) - 3} more" if len(self._merged) > 3 else ""
-            notes.append(
-                f"{len(self._merged)} duplicate points are merged, by the hash of what they resolve to: "
-                f"{'; '.join(self._merged[:3])}{more}"
-            )
-        return notes
+        return [*notes, *merging_notes(self._merged)]
 
     def _capacity_notes(self) -> list[str]:
         if BLOCK_SIZE not in self._axes.values:

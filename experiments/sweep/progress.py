@@ -74,6 +74,38 @@ def watched(total: int, labels: Mapping[str, str], talk: Talk) -> Iterator[OnEnd
         yield on_end
 
 
+FIRST_S, EACH_S = 1.0, 5.0
+"""What planning takes before it is said that it goes on, and from one line to the next."""
+
+
+@contextmanager
+def planning(talk: Talk, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[int, int], None]]:
+    """To be told of each point that is to be planned, and of how many. Nothing is said of the first second; then there
+    is one line that changes on a terminal, and a line now and then elsewhere."""
+    began = clock()
+    due = began + FIRST_S
+    live = sys.stderr.isatty() and talk.progress and not talk.quiet
+    shown = False
+
+    def on_point(done: int, total: int) -> None:
+        nonlocal due, shown
+        if clock() < due:
+            return
+        due = clock() + (FIRST_S / 10 if live else EACH_S)
+        told = f"planning: {done:,} of {total:,} points, {clock() - began:.0f} s"
+        if live:
+            print(f"\r\033[K{told}", end="", file=sys.stderr, flush=True)
+            shown = True
+        else:
+            talk.note(told)
+
+    try:
+        yield on_point
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def _line(result: JobResult, labels: Mapping[str, str], pace: Pace, talk: Talk) -> None:
     pace.advance()
     _warn(result, labels, pace, talk)

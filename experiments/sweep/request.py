@@ -14,6 +14,7 @@ from experiments import store
 from experiments.backends import need_device
 from experiments.cells import TABLES
 from experiments.config import Layer, read_layer, resolve_layers
+from experiments.environment import SOURCE
 from experiments.exits import UsageError
 from experiments.sweep.axes import axes_of
 from experiments.sweep.launchers import LocalLauncher
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from experiments.flags import Flags
     from experiments.sweep.flags import SweepFlags
     from experiments.sweep.launchers import Launcher
-    from experiments.sweep.planning import SweepPlan
+    from experiments.sweep.planning import OnPoint, SweepPlan
 
 LAUNCHERS: Final = ("local", "ray", "slurm")
 STEPPED: Final = ("steps", "residency", "sharing")
@@ -39,11 +40,14 @@ class Request:
     shard: tuple[int, int]
 
 
-def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
+def request_of(
+    flags: Flags, out: SweepFlags, folder: Path | None, on_point: OnPoint = lambda done, total: None
+) -> Request:
     """UsageError with what is wrong and where."""
     tables, flags = split_record(flags)
     layers = flags.layers()
-    if out.resume and not any(layer.values or layer.sweep for layer in layers) and not out.axis:
+    said = [layer for layer in layers if layer.source != SOURCE]  # what is resumed has its environment in its files
+    if out.resume and not any(layer.values or layer.sweep for layer in said) and not out.axis:
         layers = stored_layers(folder)
         tables = tables or stored_tables(folder)
     axes = axes_of(layers, out.axis, out.zip, out.exclude)
@@ -53,7 +57,7 @@ def request_of(flags: Flags, out: SweepFlags, folder: Path | None) -> Request:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return Request(plan_sweep(base, axes), tables, shard_of(out.shard))
+    return Request(plan_sweep(base, axes, on_point), tables, shard_of(out.shard))
 
 
 def split_record(flags: Flags) -> tuple[tuple[str, ...], Flags]:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments import exits
-from experiments.sweep.planning import told
+from experiments.sweep.merging import told
 
 if TYPE_CHECKING:
+    from experiments.sweep.cell import SweepCell
     from experiments.sweep.execution import Ended, Entry
-    from experiments.sweep.planning import SweepCell, SweepPlan
+    from experiments.sweep.planning import SweepPlan
 
 SHOWN: Final = (
     "kv_live_frac",

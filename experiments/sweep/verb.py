@@ -16,6 +16,7 @@ from experiments.console import Talk, say, say_json, show
 from experiments.exits import UsageError
 from experiments.flags import Flags
 from experiments.manifest import Invocation, now
+from experiments.sweep.arrivals import side_by_side
 from experiments.sweep.axes import Axes
 from experiments.sweep.estimate import estimate
 from experiments.sweep.execution import Ended, Entry, execute
@@ -24,8 +25,9 @@ from experiments.sweep.folder import SweepFolder
 from experiments.sweep.job import Job, job_of
 from experiments.sweep.lock import at_work
 from experiments.sweep.manifest import axes_entries
-from experiments.sweep.planning import SweepPlan, told
-from experiments.sweep.progress import watched
+from experiments.sweep.merging import told
+from experiments.sweep.planning import SweepPlan
+from experiments.sweep.progress import planning, watched
 from experiments.sweep.request import Request, check_launcher, launcher_of, num_jobs, request_of
 from experiments.sweep.summary import MOST_SHOWN, table_of
 from experiments.sweep.unite import Finish, FolderKeeper, State, finish, state_of
@@ -38,7 +40,8 @@ def sweep_verb(flags: Flags, out: SweepFlags, argv: Sequence[str]) -> int:
     invocation = Invocation("sweep", argv, now())
     talk = Talk(out.quiet, out.verbose, out.progress)
     check_launcher(out)
-    request = request_of(flags, out, folder_of("sweep", out, None))
+    with planning(talk) as on_point:
+        request = request_of(flags, out, folder_of("sweep", out, None), on_point)
     work = request.plan.base.workload
     folder = folder_of("sweep", out, work.trace or work.name)
     announce(request, talk)
@@ -97,7 +100,7 @@ def announce(request: Request, talk: Talk) -> None:
     parts = [f"{axes or 'no axis'}: {counted(len(plan.cells), 'cell')}"]
     parts += [f"{plan.num_runs} repeats"] * (plan.num_runs > 1)
     parts += [f"{plan.num_excluded} points excluded"] * (plan.num_excluded > 0)
-    parts += [f"{plan.num_merged} merged"] * (plan.num_merged > 0)
+    parts += [f"{len(plan.merged)} merged"] * bool(plan.merged)
     parts += [f"{len(plan.infeasible)} cannot be run"] * bool(plan.infeasible)
     talk.note("; ".join(parts))
     for note in plan.notes:
@@ -139,8 +142,8 @@ def refuse_unasked(folder: Path, out: SweepFlags, request: Request) -> None:
 def left(request: Request, finished: dict[str, Entry], out: SweepFlags) -> list[Job]:
     """The jobs of this shard that have no finished cell, failed ones among them."""
     first, of = request.shard
-    mine = request.plan.cells[first - 1 :: of]
-    jobs = [job_of(cell, request.tables) for cell in mine if cell.name not in finished]
+    mine = [cell for cell in request.plan.cells[first - 1 :: of] if cell.name not in finished]
+    jobs = [job_of(cell, request.tables) for cell in side_by_side(mine)]
     if out.shuffle:
         random.Random(request.plan.cells[0].key).shuffle(jobs)
     return jobs

@@ -237,7 +237,87 @@ def test_what_cannot_be_compared_is_exit_2(two, pagelab, words, said):
 
 
 def test_results_without_a_common_configuration_are_refused(pair_of_copies, pagelab):
-    change(pair_of_copies[1], lambda frame: frame.assign(block_size=64))
+    """Where a setting varies on one side, which of its cells would belong to the other's is nobody's to say."""
+    change(pair_of_copies[1], lambda frame: frame.assign(block_size=[64] * 4 + [128] * 4))
     done = pagelab("compare", *pair_of_copies)
     assert done.code == 2
-    assert "no configuration (allocator, block_size, scheduler.long_prefill_token_threshold) is in both" in done.err
+    assert "no configuration is in both" in done.err
+    assert "block_size is 16 against 64, 128" in done.err
+    change(pair_of_copies[1], lambda frame: frame.iloc[:0])
+    assert f"{pair_of_copies[1]} has no finished cell" in pagelab("compare", *pair_of_copies).err
+
+
+# results that differ in a setting that is the same within each -------------------------------------------------------
+
+
+RATES = {"workload.request_rate": [2, 8]}
+SETTINGS = {
+    "kv.allocator": ("orca-max", "paged", "allocator: orca-max against paged"),
+    "kv.block_size": (8, 32, "block_size: 8 against 32"),
+    "scheduler.max_num_seqs": (4, 64, "scheduler.max_num_seqs: 4 against 64"),
+    "kv.kv_tokens": (3000, 5000, "kv.kv_tokens: 3000 against 5000"),
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_results_that_differ_in_one_setting_are_matched_on_what_varies_within(key, tmp_path, pagelab, strict_object):
+    *values, said = SETTINGS[key]
+    for name, value in zip("ab", values, strict=True):
+        write_sweep(tmp_path / name, RATES, rate_key="workload.request_rate", repeats=2, base={key: value}.items())
+    words = ("compare", tmp_path / "a", tmp_path / "b", "--metric", "mean_batch_size,mean_ttft_s")
+    done = pagelab(*words, "--json")
+    assert done.code == 0, done.err
+    answer = strict_object(done.out)
+    assert said in answer["differences"]
+    assert answer["unmatched"] == []
+    assert key.rpartition(".")[2] not in answer["matched_by"]
+    sides = [pd.read_csv(tmp_path / name / "summary.csv") for name in "ab"]
+    for row in answer["deltas"]:
+        means = [
+            side[side["workload.request_rate"] == float(row["workload.request_rate"])][row["metric"]].mean()
+            for side in sides
+        ]
+        assert (row["first"], row["second"]) == pytest.approx(tuple(means))
+        assert row["paired"]
+    assert len(answer["deltas"]) == 2 * len(RATES["workload.request_rate"])
+    assert f"differs: {said}" in pagelab(*words).err
+
+
+def test_two_runs_of_other_allocators_are_compared_and_judged(small, pagelab):
+    for name in ("orca-max", "paged"):
+        assert small("run", "-o", name, "--allocator", name, "--no-report").code == 0
+    done = pagelab("compare", "orca-max", "paged", "--fail-on", "mean_ttft_s<-5%")
+    assert "differs: allocator: orca-max against paged" in done.err
+    assert (done.code, "exceeded: mean_ttft_s<-5%: 16: -" in done.out) == (5, True)
+    assert pagelab("compare", "paged", "orca-max", "--fail-on", "mean_ttft_s<-5%").code == 0
+
+
+def test_nothing_but_settings_that_differ_leaves_one_configuration(small, pagelab):
+    for name, size in (("orca-max", "16"), ("paged", "32")):
+        assert small("run", "-o", name, "--allocator", name, "--block-size", size, "--no-report").code == 0
+    done = pagelab("compare", "orca-max", "paged", "--fail-on", "mean_ttft_s<0%")
+    assert done.code == 5
+    assert "exceeded: mean_ttft_s<0%: the one configuration: -" in done.out
+    assert {"differs: allocator: orca-max against paged", "differs: block_size: 16 against 32"} <= set(
+        done.err.splitlines()
+    )
+
+
+def test_a_setting_that_varies_on_one_side_is_matched_by_its_value(tmp_path, pagelab, strict_object):
+    write_sweep(tmp_path / "a", {"kv.block_size": [8, 16]}, base={"kv.allocator": "paged"}.items())
+    write_sweep(tmp_path / "b", {"kv.allocator": ["orca-max", "paged"], "kv.block_size": [8, 16]})
+    answer = strict_object(pagelab("compare", tmp_path / "a", tmp_path / "b", "--json").out)
+    assert {row["allocator"] for row in answer["deltas"]} == {"paged"}
+    assert [line.rpartition(": ")[2] for line in answer["unmatched"]] == ["orca-max 8", "orca-max 16"]
+
+
+def test_sweeps_of_the_same_sizes_are_matched_by_what_was_asked_for(tmp_path, small, pagelab, strict_object):
+    """The block size of `virtual` is that of its page, at each of the sizes."""
+    axis = ("--axis", "kv.block_size=8,16", "--jobs", "1")
+    assert small("sweep", "--allocator", "paged", *axis, "-o", "a").code == 0
+    assert small("sweep", "--allocator", "virtual", "--page-bytes", "64KiB", *axis, "-o", "b").code == 0
+    answer = strict_object(pagelab("compare", "a", "b", "--metric", "kv_live_frac", "--json").out)
+    assert "allocator: paged against virtual" in answer["differences"]
+    assert [row["kv.block_size"] for row in answer["deltas"]] == ["8", "16"]
+    assert len({row["second"] for row in answer["deltas"]}) == 1
+    assert answer["unmatched"] == []

@@ -142,7 +142,7 @@ def test_unequal_pools_are_refused_unless_asked_for(pagelab, trace_file, strict_
     assert answer["capacity"]["tokens"] is None
 
 
-def test_nothing_completes_is_said_with_nulls_and_exit_3(pagelab, trace_file, strict_object):
+def test_nothing_completes_is_said_with_nulls_and_exit_3(pagelab, trace_file, strict_object, tmp_path):
     done = pagelab("compare", "--trace", trace_file, "--kv-tokens", "16", "--json")
     assert done.code == 3
     answer = strict_object(done.out)
@@ -153,6 +153,8 @@ def test_nothing_completes_is_said_with_nulls_and_exit_3(pagelab, trace_file, st
     text = pagelab("compare", "--trace", trace_file, "--kv-tokens", "16", "--no-report", "-o", "out")
     assert text.code == 3
     assert "No request completed" in text.out
+    assert pagelab("report", "out").code == 0
+    assert "No request was completed by" in (tmp_path / "out/report.html").read_text()
 
 
 BROKEN = """

@@ -3,22 +3,33 @@ holds, S1, S5, S6, S7, S9, S10, S11, S12, S16 and S18. The others are in
 
 tests/sim/test_replay_scenarios.py
     S2   no first token: test_requests_without_a_first_token_are_in_no_mean
-    S3   preempted twice: test_a_request_preempted_twice_emits_each_token_once
+    S3   preempted twice: test_a_request_forced_out_twice_after_six_of_its_sixteen_tokens_counts_them_once,
+         test_a_request_preempted_twice_emits_each_token_once
     S4   retries count hits: test_refused_and_resumed_requests_count_their_lookup_once,
          test_preemptions_make_no_headline_hits
-    S8   nothing completes: test_nothing_completes_is_nulls_and_strict_json, with exit 3 in
-         tests/experiments/test_compare.py, test_nothing_completes_is_said_with_nulls_and_exit_3
+    S8   nothing completes: test_nothing_completes_is_nulls_and_strict_json, with exit 3 and the report in
+         tests/experiments/test_compare.py, test_nothing_completes_is_said_with_nulls_and_exit_3, of sweeps in
+         tests/experiments/sweep/test_sweep_verb.py,
+         test_where_nothing_completes_there_are_nulls_a_word_and_exit_code_3
     S21  three kinds of failure: test_every_failure_is_counted_once_whatever_its_kind
 tests/engine/core/test_model_shape.py
     S17  head_dim, latents, nested configurations, windows: the first eight tests
 tests/engine/core/test_paged.py
     S19  partial last block: test_a_partly_filled_last_block_takes_tokens_without_a_new_one
 tests/experiments/sweep/
-    S13  duplicate points, S14 resume, S15 the truth of a configuration (that of single runs in test_config.py),
-    S20  workers and seeds
+    S13  duplicate points: test_planning.py, test_equal_cells_are_planned_once_and_said,
+         test_ten_points_between_one_and_four_are_four_cells_and_six_merged; test_merging.py
+    S14  resume: test_interruptions.py
+    S20  workers and seeds: test_launchers.py, test_several_processes_give_what_one_gives_in_any_order;
+         test_planning.py, test_seeds_are_of_the_repeat_and_the_draw_not_of_the_cell_the_axes_or_their_order
+tests/experiments/
+    S15  the truth of a configuration: test_config.py (files, --set, flags), test_environment.py (variables), of sweeps
+         sweep/test_sweep_verb.py, test_the_command_line_wins_over_the_file_and_an_axis_over_both
 """
 
 import json
+import re
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.compute as pc
@@ -299,3 +310,17 @@ def test_s18_what_cannot_be_served_is_refused_and_what_cannot_run_together_ends(
     assert row["num_output_tokens"] == 96
     assert 0 < row["num_preemptions"] <= 4
     assert len(done.err.splitlines()) <= 10
+
+
+# all of them ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_scenario_is_here_or_where_the_head_of_this_file_says():
+    text = __doc__ or ""
+    here = {int(found[1]) for name in globals() if (found := re.match(r"test_s(\d+)_", name))}
+    told = {int(number) for number in re.findall(r"^ +S(\d+) ", text, re.MULTILINE)}
+    assert here | told == set(range(1, 22))
+    sources = "\n".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    files = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
+    for name in re.findall(r"test_\w+(?:\.py)?", text):
+        assert name in files if name.endswith(".py") else f"\ndef {name}(" in sources, name

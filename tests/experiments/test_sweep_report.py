@@ -8,10 +8,15 @@ import pandas as pd
 import pytest
 
 from experiments import report
+from experiments.figures.columns import by_size
+from experiments.figures.curves import MOST_TICKS, Horizontal
 from experiments.figures.intervals import t95
+from experiments.figures.spread import answer
 from experiments.figures.stored import Stored
 from experiments.figures.swept import FRONTIER, figures_of, layout_of
 from experiments.report import build_report
+from experiments.report_of_sweep import means
+from experiments.style import new_figure, style
 from tests.experiments.browser import NAMES, Browser, browser_path
 from tests.experiments.pages import PageReader
 from tests.experiments.swept import write_sweep
@@ -152,6 +157,67 @@ def test_an_axis_of_very_many_values_is_thinned_and_said(tmp_path):
     assert layout.choice.var_x == "w.rate"
     assert layout.rows["s.limit"].nunique() <= 9
     assert "of 20 values; the others are in summary.csv" in " ".join(layout.left_out)
+
+
+@pytest.mark.parametrize(
+    "sizes,shown",
+    [
+        (["64KiB", "128KiB", "2MiB"], ("64 KiB", "128 KiB", "2 MiB")),
+        ([65536, 131072, 2097152], ("64 KiB", "128 KiB", "2 MiB")),
+        (["64KiB", "192KiB"], ("64 KiB", "192 KiB")),
+    ],
+)
+def test_a_sweep_over_sizes_of_pages_has_these_across_and_not_what_follows_from_them(tmp_path, sizes, shown):
+    """The block size of `virtual` follows from the page: it varies, and is no axis."""
+    axes = {"kv.allocator": ["paged", "virtual"], "kv.page_bytes": sizes}
+    frame = frame_of_axes(**axes)
+    follows = [size // 64 for size in by_size(frame["kv.page_bytes"]).astype(int)]
+    frame = frame.assign(allocator=frame["kv.allocator"], block_size=follows)
+    frame.loc[frame["allocator"] == "paged", "block_size"] = 16
+    stored = stored_as(tmp_path / "a", frame, axes)
+    layout = layout_of(stored)
+    keys = (layout.choice.var_x, layout.choice.curve_by, layout.choice.col_by, layout.choice.row_by)
+    assert keys == ("kv.page_bytes", ("kv.allocator",), None, None)
+    across = Horizontal.of(stored.summary["kv.page_bytes"])
+    assert (across.scale, across.labels) == ("log2", shown)
+    assert across.places(stored.summary["kv.page_bytes"]).tolist() == by_size(frame["kv.page_bytes"]).tolist()
+
+
+@pytest.mark.parametrize("name,values", [("kv.block_size", [8, 24]), ("kv.block_size", [1, 10, 100]), ("x", [1, 2, 4])])
+def test_sizes_and_powers_of_two_are_on_a_log2_axis(name, values):
+    assert Horizontal.of(pd.Series(values, name=name)).scale == "log2"
+    assert Horizontal.of(pd.Series(values, name=name), "linear").scale == "linear"
+
+
+@pytest.mark.parametrize("name,values", [("x", [1, 2, 3]), ("x", [1, 2]), ("kv.block_size", [8]), ("x", [0, 1, 2])])
+def test_other_numbers_are_on_a_linear_axis(name, values):
+    assert Horizontal.of(pd.Series(values, name=name)).scale == "linear"
+
+
+def test_labels_of_very_many_sizes_leave_room_and_keep_both_ends(tmp_path):
+    axes = {"kv.block_size": list(range(1, 65))}
+    stored = stored_as(tmp_path / "a", frame_of_axes(**axes), axes)
+    with style():
+        canvas = new_figure(4, 3)
+        figures_of(stored)[0].draw(stored, canvas)
+    labels = [int(text.get_text()) for text in canvas.axes[0].get_xticklabels()]
+    assert (labels[0], labels[-1]) == (1, 64)
+    assert 6 < len(labels) <= MOST_TICKS + 1
+    assert set(labels) <= set(axes["kv.block_size"])
+
+
+def test_of_zipped_axes_one_is_shown_and_no_curve_has_a_single_point(tmp_path):
+    pairs = pd.DataFrame({"kv.block_size": [8, 16, 32], "kv.num_blocks": [400, 300, 100]})
+    frame = pairs.merge(pd.DataFrame({"kv.allocator": ["orca-max", "paged"]}), how="cross")
+    axes = {name: list(dict.fromkeys(frame[name])) for name in frame}
+    stored = stored_as(tmp_path / "a", frame.assign(seed=0, kv_live_frac=0.5, block_size=16), axes)
+    stored.manifest["zip"] = [["kv.block_size", "kv.num_blocks"]]
+    choice = layout_of(stored).choice
+    assert (choice.var_x, choice.curve_by, choice.col_by) == ("kv.block_size", ("kv.allocator",), None)
+    assert (
+        "6 configurations (3 of block size with num blocks × 2 of allocator) finished"
+        in answer(stored, means(stored))[0]
+    )
 
 
 # the verb, and the manifest -------------------------------------------------------------------------------------------

@@ -75,6 +75,23 @@ def test_a_request_preempted_twice_emits_each_token_once():
     assert done.summary["recomputed_frac"] == sum(again) / whole[at.COMPUTED]
 
 
+def test_a_request_forced_out_twice_after_six_of_its_sixteen_tokens_counts_them_once():
+    """Two requests of 16 tokens in 20 slots, prompts of 1 and 3, two tokens a step: the second has six tokens at 8 us,
+    loses its place, computes five of nine again, loses it once more at 13 us, and waits for the first to end."""
+    options: dict[str, Any] = {"enable_caching": False, "full_sequence_gate": False, "max_num_batched_tokens": 2}
+    done = run(trace := Trace.build([0, 0], [1, 3], [16, 16]), blocks=5, size=4, **options)
+    first, second = done.rows
+    assert done.preemptions()["start_s"].tolist() == pytest.approx([8e-6, 13e-6])
+    for end_s in (8e-6, 13e-6):
+        assert run(trace, blocks=5, size=4, end_s=end_s, **options).rows[1].num_output_tokens == 6
+    assert (first.num_output_tokens, second.num_output_tokens) == (16, 16)
+    assert (first.num_preemptions, second.num_preemptions, second.first_token) == (0, 2, 3 * US)
+    assert first.num_recomputed_tokens == 0
+    assert done.summary["num_recomputed_tokens"] == second.num_recomputed_tokens == 12
+    assert done.integrals_between(0, done.makespan + 1)[at.EMITTED] == 2 * 16
+    assert done.summary["makespan_output_tok_per_s"] == pytest.approx(2 * 16 / (done.makespan / PS))
+
+
 def test_a_first_token_keeps_its_time_through_a_preemption():
     assert [r.first_token for r in two_rounds_of_preemption().rows] == [US, 2 * US, 5 * US]
 
@@ -99,9 +116,10 @@ def test_refused_and_resumed_requests_count_their_lookup_once():
     steps(1)
     late = Request("late", 32, 9, priority=1, content=TokenContent(text))
     scheduler.add(late)
-    steps(4)
-    assert scheduler.prefix.queries == 17 + 33
-    steps(3)
+    for _ in range(5):  # refused five times, and counted at none of them
+        steps(1)
+        assert (late.status.name, scheduler.prefix.queries) == ("WAITING", 17 + 33)
+    steps(2)
     assert (scheduler.prefix.queries, scheduler.prefix.hits) == (17 + 33 + 32, 16)
     scheduler.add(Request("urgent", 20, 20, priority=-1))
     while scheduler.running or scheduler.waiting:
@@ -139,6 +157,9 @@ def test_every_failure_is_counted_once_whatever_its_kind():
     done = run(Trace.build(range(140), prompts, outputs), blocks=5, size=16, max_model_len=96)
     names = ("num_finished", "num_rejected", "num_failed", "num_truncated", "num_unfinished", "num_requests")
     assert [done.summary[name] for name in names] == [20, 80, 40, 0, 0, 140]
+    kinds = [(r.status, r.num_prompt_tokens, r.num_output_tokens) for r in done.rows]
+    assert [kinds.count(kind) for kind in (("rejected", 100, 0), ("failed", 8, 0), ("rejected", 40, 0))] == [40] * 3
+    assert done.summary["num_finished"] / done.summary["num_requests"] == 20 / 140
     assert all(check.holds for check in done.checks)
 
 

@@ -151,7 +151,7 @@ def test_a_sweeps_folder_is_read_with_its_repeats_and_axes(results, tmp_path):
     assert [row["kv.allocator"] for row in rows] == ["paged", "orca-oracle"]
     assert [row["scheduler.watermark"] for row in rows] == [0.1, None]
     assert {row["run_number"] for row in rows} == {3}
-    assert len(runs_of(folder, "0000000001")) == 1
+    assert len(runs_of(folder, ["0000000001"])) == 1
     shutil.rmtree(folder / "cells" / "0012e45678-r3")
     with pytest.raises(UsageError, match="not there, although"):
         runs_of(folder)

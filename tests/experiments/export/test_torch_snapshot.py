@@ -13,7 +13,7 @@ from experiments.export.torch_snapshot import BASE, pickled, snapshot_of
 
 @pytest.fixture(scope="module", params=["paged", "orca-oracle"])
 def run(request, results):
-    return runs_of(results / "compared", request.param)[0]
+    return runs_of(results / "compared", [request.param])[0]
 
 
 def test_the_tools_of_pytorch_read_it(run):

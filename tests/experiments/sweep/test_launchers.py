@@ -112,9 +112,10 @@ def test_the_order_of_the_axes_changes_no_cell(whole, sweep, tmp_path, cells):
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_gives(whole, sweep, tmp_path, cells):
-    assert sweep(*AXES, "-o", "two", "--record", TABLES, jobs=2).code == 0
-    assert cells(tmp_path / "two") == whole
+@pytest.mark.parametrize("jobs", [2, 4])
+def test_several_processes_give_what_one_gives_in_any_order(jobs, whole, sweep, tmp_path, cells):
+    assert sweep(*AXES, "-o", "many", "--record", TABLES, "--shuffle", jobs=jobs).code == 0
+    assert cells(tmp_path / "many") == whole
 
 
 KILLS = """

@@ -1,5 +1,7 @@
 """Cells, their hashes and seeds, equal capacity, and what is merged, left out or impossible."""
 
+import itertools
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,9 +10,9 @@ from experiments.config import dump
 from experiments.exits import UsageError
 from experiments.resolve import plan_of
 from experiments.settings import Config
-from experiments.sweep.arrivals import RememberedArrivals
-from experiments.sweep.axes import axes_of_keys
-from experiments.sweep.planning import plan_sweep
+from experiments.sweep.arrivals import RememberedArrivals, side_by_side
+from experiments.sweep.axes import axes_of, axes_of_keys
+from experiments.sweep.planning import by_workload, plan_sweep
 from workloads import load_trace, save_trace
 
 SEEDED = {"workload": {"name": "paper-fig2", "num_requests": 12}}
@@ -83,9 +85,17 @@ def test_a_cell_is_what_run_would_run(base):
 def test_equal_cells_are_planned_once_and_said(base):
     plan = planned(base, {"kv.block_size": [1, 1, 2, 2]})
     assert [cell.point["kv.block_size"] for cell in plan.cells] == [1, 2]
-    assert (plan.num_points, plan.num_merged) == (4, 2)
+    assert (plan.num_points, len(plan.merged)) == (4, 2)
     assert "2 duplicate points are merged" in plan.notes[-1]
     assert "kv.block_size=1 twice" in plan.notes[-1]
+
+
+def test_ten_points_between_one_and_four_are_four_cells_and_six_merged(base):
+    plan = plan_sweep(base, axes_of([], ["kv.block_size=lin(1,4,10)"]))
+    assert [cell.point["kv.block_size"] for cell in plan.cells] == [1, 2, 3, 4]
+    assert len({cell.key for cell in plan.cells}) == 4
+    assert (plan.num_points, len(plan.merged)) == (10, 6)
+    assert "6 duplicate points are merged" in plan.notes[-1]
 
 
 def test_a_value_that_is_the_default_is_the_same_cell_as_none(base):
@@ -179,3 +189,44 @@ def test_memory_for_traces_is_bounded():
 def test_the_plain_values_of_a_cell_are_its_configuration(base):
     [cell] = planned(base, {"kv.block_size": [8]}).cells
     assert dump(Config.model_validate(cell.config)) == cell.config
+
+
+# large traces ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Traces remembered up to thirty rows: two of a dozen."""
+    remembered = RememberedArrivals(most_rows=30)
+    monkeypatch.setattr("experiments.sweep.cell.of_this_process", lambda: remembered)
+    return remembered
+
+
+RATES = {"kv.block_size": [8, 16, 32], "workload.request_rate": [1.0, 2.0, 3.0, 4.0]}
+
+
+def test_a_plan_reads_each_trace_once_however_few_are_remembered(base, little_memory):
+    cells = planned(base, RATES).cells
+    assert little_memory.num_drawn == 4 + 1  # the first again, for the manifest
+    assert [tuple(cell.point.values()) for cell in cells] == list(itertools.product(*RATES.values()))
+
+
+def test_cells_of_large_traces_are_run_side_by_side_and_all_of_them(base):
+    cells = planned(base, RATES).cells
+    assert side_by_side(cells, most_rows=48) == list(cells)
+    together = side_by_side(cells, most_rows=47)
+    assert sorted(cell.name for cell in together) == sorted(cell.name for cell in cells)
+    traces = [cell.trace_sha256 for cell in together]
+    assert sum(one != other for one, other in itertools.pairwise(traces)) == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=20))
+def test_points_are_grouped_by_what_arrives_and_keep_their_order(values):
+    points = [{"workload.name": name, "kv.block_size": size} for name, size in values]
+    order = by_workload(points)
+    assert sorted(order) == list(range(len(points)))
+    names = [points[place]["workload.name"] for place in order]
+    assert sum(one != other for one, other in itertools.pairwise(names)) == max(0, len(set(names)) - 1)
+    for name in set(names):
+        own = [place for place in order if points[place]["workload.name"] == name]
+        assert own == sorted(own)

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.console import Talk
 from experiments.sweep.job import JobResult
-from experiments.sweep.progress import Pace, clock_of, watched
+from experiments.sweep.progress import Pace, clock_of, planning, watched
 
 
 def test_the_pace_is_cells_over_time_and_what_is_left_follows():
@@ -49,3 +49,56 @@ def test_on_a_terminal_there_is_a_bar(capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "1/2" in said
     assert "cells/s" in said
+
+
+# planning -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock():
+    """Seconds that a test sets."""
+    now = [10.0]
+    return now, lambda: now[0]
+
+
+def test_planning_says_nothing_for_a_second_and_then_now_and_then(clock, capsys):
+    now, read = clock
+    with planning(Talk(), clock=read) as on_point:
+        for done in range(120):
+            on_point(done, 2000)
+            now[0] += 0.125
+    assert capsys.readouterr().err.splitlines() == [
+        "planning: 8 of 2,000 points, 1 s",
+        "planning: 48 of 2,000 points, 6 s",
+        "planning: 88 of 2,000 points, 11 s",
+    ]
+
+
+def test_a_quiet_planner_says_nothing(clock, capsys, monkeypatch):
+    now, read = clock
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with planning(Talk(quiet=True), clock=read) as on_point:
+        now[0] += 100
+        on_point(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_one_line_changes_and_goes_away(clock, capsys, monkeypatch):
+    now, read = clock
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with planning(Talk(), clock=read) as on_point:
+        for done in range(30):
+            on_point(done, 30)
+            now[0] += 0.1
+    said = capsys.readouterr().err
+    assert "\n" not in said
+    assert said.count("planning: ") == pytest.approx(20, abs=1)
+    assert said.endswith("\r\033[K")
+
+
+def test_the_verb_says_how_far_its_plan_is(sweep, monkeypatch):
+    monkeypatch.setattr("experiments.sweep.progress.FIRST_S", 0.0)
+    done = sweep("--axis", "kv.block_size=8,16,32", "--dry-run")
+    assert done.code == 0
+    assert "planning: 0 of 3 points" in done.err
+    assert "planning" not in done.out

@@ -250,6 +250,8 @@ def test_where_nothing_completes_there_are_nulls_a_word_and_exit_code_3(pagelab,
     assert any("no completed request in kv.block_size=8" in note for note in answer["notes"])
     for path in (tmp_path / "out/cells").glob("*/summary.json"):
         strict_object(path.read_text())
+    assert pagelab("report", "out").code == 0
+    assert "There was no completed request" in (tmp_path / "out/report.html").read_text()
 
 
 def test_a_check_that_does_not_hold_gives_exit_4(sweep, monkeypatch, tmp_path):
