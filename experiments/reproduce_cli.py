@@ -10,6 +10,14 @@ from cyclopts import Parameter
 from experiments.flags import Json
 from experiments.whole import MaybeWhole, Whole
 
+_KERNELS = "Results folder of `bench kernel`, instead of measuring kernels here."
+_FIDELITY = "Folder of `python -m experiments.fidelity.main`, for sim_vs_gpu."
+_SIZES = "Folder of `python -m experiments.paper.size_main`, for fig18b and block-size-engine, instead of running here."
+
+
+def _folder(text: str) -> Parameter:
+    return Parameter(show_default=False, help=text)
+
 
 def reproduce(
     *names: str,
@@ -17,9 +25,9 @@ def reproduce(
     lengths: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     seeds: MaybeWhole = None,
     jobs: Annotated[Whole, Parameter(name=("-j", "--jobs"), help="Processes; they change no number.")] = 1,
-    kernels: Annotated[Path | None, Parameter(show_default=False)] = None,
-    fidelity: Annotated[Path | None, Parameter(show_default=False)] = None,
-    block_sizes: Annotated[Path | None, Parameter(show_default=False)] = None,
+    kernels: Annotated[Path | None, _folder(_KERNELS)] = None,
+    fidelity: Annotated[Path | None, _folder(_FIDELITY)] = None,
+    block_sizes: Annotated[Path | None, _folder(_SIZES)] = None,
     trace: Annotated[Path | None, Parameter(show_default=False)] = None,
     cache_blocks: Annotated[str | None, Parameter(show_default=False)] = None,
     out: Annotated[Path | None, Parameter(name=("-o", "--out"), show_default=False)] = None,
@@ -43,12 +51,6 @@ def reproduce(
         sharegpt=FILE, alpaca=FILE: real length lists in place of the stand-ins.
     seeds
         Runs of each random workload [10; 3 with --quick].
-    kernels
-        Results folder of `bench kernel`, instead of measuring kernels here.
-    fidelity
-        Folder of `python -m experiments.fidelity.main` for sim_vs_gpu.
-    block_sizes
-        Folder of `python -m experiments.paper.size_main` for fig18b and block-size-engine, instead of running here.
     trace
         File with block ids for mooncake-hit-rate; contents of conversations are cut into blocks of 16 tokens.
     cache_blocks
