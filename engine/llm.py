@@ -98,8 +98,7 @@ class LLM:
         self._stopping = Stopping(self.engine.architecture.eos_token_ids, self.engine.model.tokenizer)
         self._asked: dict[object, Asked] = {}
         """By request id, while they run."""
-        self._num_requests = 0
-        self.num_preemptions = 0
+        self._num_requests = self.num_preemptions = 0
         """Of all calls so far."""
         self.memory_use = MemoryUse()
         """Of the last call."""

@@ -295,7 +295,7 @@ def test_the_text_map_has_escape_codes_only_if_asked():
 
 @pytest.mark.parametrize("frame,width", [(POOL, 0), (regions(), 8)])
 def test_a_map_of_nothing_is_refused(frame, width):
-    with pytest.raises(ValueError, match=r"whole, positive sizes|no snapshots"):
+    with pytest.raises(ValueError, match=r"positive sizes|no snapshots"):
         memory_map_text(frame, 0.0, 8, width)
 
 
