@@ -125,9 +125,9 @@ def engine_config_of(config: Config) -> EngineConfig:
     return EngineConfig(
         model=_weights_of(config),
         device=DEVICES[backend],
-        dtype=wanted.dtype or "auto",
+        dtype="auto" if wanted.dtype is None else wanted.dtype,
         kv_cache_dtype=config.model.kv_cache_dtype or "auto",
-        attention=wanted.attention or "auto",
+        attention="auto" if wanted.attention is None else wanted.attention,
         layout=wanted.layout,
         weights_seed=wanted.weights_seed,
         max_num_seqs=rules.max_num_seqs or 0,
