@@ -111,7 +111,10 @@ class Engine:
         EngineError if not one block is.
         """
         self._release()
-        executor = self._assemble(PoolShape(block_size), "paged")
+        shape = PoolShape(block_size)
+        if self.share.size == 1 or self.device.type == "cpu":  # ranks on devices go on together, or all fail
+            check_fits(self.device, shape.num_blocks, self.block_bytes(block_size), None)
+        executor = self._assemble(shape, "paged")
         try:
             if self.device.type == "cuda":
                 run_warm_up(executor)
