@@ -1,5 +1,7 @@
-"""Ctrl-C in the middle of a verb: exit code 130, one line instead of a traceback, no file that is half written. Sweeps: see
-`sweep/test_interruptions.py`."""
+"""Ctrl-C in the middle of a verb: exit code 130, one line instead of a traceback, no file that is half written.
+
+Sweeps: see `sweep/test_interruptions.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ WORDS = {
     "bench alloc": ("bench", "alloc", "-o", "out"),
     "a closed form": ("reproduce", "alignment", "--out", "out"),
     "generate": ("generate", "1,2,3", "--token-ids", "--max-tokens", "60", "--backend", "cpu", "-m", "MODEL",
- "--weights-seed", "0", "--num-blocks", "40"),
+                 "--weights-seed", "0", "--num-blocks", "40"),
     "ranks": ("generate", "1,2,3", "--token-ids", "--max-tokens", "60", "--backend", "cpu", "-m", "MODEL", "--tp", "2",
- "--weights-seed", "0", "--num-blocks", "40"),
+                 "--weights-seed", "0", "--num-blocks", "40"),
     "bench engine": ("bench", "engine", "--device", "cpu", "--input-len", "20", "--output-len", "40", "-m", "MODEL",
                      "-o", "out"),
     "run on the engine": ("run", "--backend", "cpu", "--trace", "TRACE", "--kv-tokens", "4000", "--max-model-len",
