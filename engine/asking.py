@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from engine.core.content import TokenContent
 from engine.core.group import in_group
+from engine.core.option_checks import check_whole
 from engine.core.request import Request
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
@@ -58,8 +59,7 @@ class Call:
         if self.samples not in ("fork", "requests"):
             raise ValueError(f"samples: expected 'fork' or 'requests', got {self.samples!r}")
         if self.beam_width is not None:
-            if not isinstance(self.beam_width, int) or isinstance(self.beam_width, bool):
-                raise ValueError(f"beam_width: expected a whole number, got {self.beam_width!r}")
+            check_whole("beam_width", self.beam_width, 1)
             self._beams(1, frozenset())
         elif self.length_penalty != 1.0 or self.early_stopping is not False:
             raise ValueError("length_penalty and early_stopping belong to a beam search: give a beam_width")
@@ -130,7 +130,7 @@ def read(engine: Engine, prompt: Prompt, place: int) -> RequestOutput:
         text, ids = prompt, list(tokenizer.encode(prompt))
     else:
         ids = list(prompt)
-        if wrong := [token for token in ids if not isinstance(token, int | np.integer)]:
+        if wrong := [token for token in ids if isinstance(token, bool) or not isinstance(token, int | np.integer)]:
             raise ValueError(f"prompt {place}: expected token ids, whole numbers, got {wrong[0]!r}")
         ids = [int(token) for token in ids]
     if not ids:

@@ -25,7 +25,8 @@ from engine.asking import (
     request_of,
 )
 from engine.attention.block_size import resolve_block_size
-from engine.construction import Preemption, engine_of, limits_of, record_events_of, rules_of
+from engine.construction import check_options, engine_of, limits_of, record_events_of, rules_of
+from engine.core.limits import Preemption
 from engine.core.progress import Progress
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.scheduler import Scheduler
@@ -82,6 +83,7 @@ class LLM:
         swapped go to `host_blocks` blocks, or `swap_gib` GiB, of host memory. `record_events`: see `take_events`.
         Errors before the first request: EngineError, ValueError, DeviceUnavailable.
         """
+        check_options(locals())
         asked = limits_of(max_num_seqs, max_num_batched_tokens, max_model_len)
         self.engine = engine_of(model, asked, engine)
         self.seed = seed
@@ -96,8 +98,7 @@ class LLM:
         self._stopping = Stopping(self.engine.architecture.eos_token_ids, self.engine.model.tokenizer)
         self._asked: dict[object, Asked] = {}
         """By request id, while they run."""
-        self._num_requests = 0
-        self.num_preemptions = 0
+        self._num_requests = self.num_preemptions = 0
         """Of all calls so far."""
         self.memory_use = MemoryUse()
         """Of the last call."""

@@ -23,10 +23,9 @@ def device_blocks(
     """Blocks that requests can hold: pinned, or what the device has left, and how that was found."""
     if num_blocks is not None and kv_tokens is not None:
         raise EngineError("num_blocks and kv_tokens both pin the capacity: give one of them")
-    for name, value in (("num_blocks", num_blocks), ("kv_tokens", kv_tokens)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise EngineError(f"{name}: expected a whole number, got {value!r}")
     if kv_tokens is not None:
+        if kv_tokens < block_size:
+            raise EngineError(f"kv_tokens: expected at least one block of {block_size:,} tokens, got {kv_tokens:,}")
         return kv_tokens // block_size, None
     if num_blocks is not None:
         return num_blocks, None
@@ -48,15 +47,14 @@ def host_blocks_of(
             raise EngineError("host memory is for preemption 'swap' or 'auto': with 'recompute' nothing is swapped")
         return 0
     if swap_gib is not None:
-        number = isinstance(swap_gib, int | float) and not isinstance(swap_gib, bool)
-        if not (number and block_bytes <= swap_gib * GIB < MOST_SWAP_BYTES):
+        if not block_bytes <= swap_gib * GIB < MOST_SWAP_BYTES:
             raise EngineError(
                 f"swap_gib: expected at least one block of {block_bytes:,} bytes, in GiB, got {swap_gib!r}"
             )
         host_blocks = int(swap_gib * GIB) // block_bytes
     if host_blocks is None:
         return max(min(num_blocks, SWAP_BYTES // block_bytes), 1)
-    if not isinstance(host_blocks, int) or isinstance(host_blocks, bool) or host_blocks < 1:
+    if host_blocks < 1:
         raise EngineError(f"host_blocks: expected a whole number of at least 1, got {host_blocks!r}")
     check_host_fits(host_blocks, block_bytes)
     return host_blocks

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from engine.core.option_checks import check_switch, check_whole, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("n", 1), ("top_k", 0)):
-            _check_whole(name, getattr(self, name), least, MOST)
+            check_whole(name, getattr(self, name), least, MOST)
         if self.seed is not None:
-            _check_whole("seed", self.seed, -MOST_SEED, MOST_SEED)
-        if not (_is_number(self.temperature) and 0 <= self.temperature <= MOST_TEMPERATURE):
+            check_whole("seed", self.seed, -MOST_SEED, MOST_SEED)
+        if not (is_number(self.temperature) and 0 <= self.temperature <= MOST_TEMPERATURE):
             raise ValueError(f"temperature: expected a number of 0 to {MOST_TEMPERATURE:g}, got {self.temperature!r}")
-        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p: expected a number above 0 and at most 1, got {self.top_p!r}")
+        check_switch("ignore_eos", self.ignore_eos)
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -50,7 +52,7 @@ class SamplingParams:
         if not isinstance(ids, tuple | list):
             raise ValueError(f"stop_token_ids: expected a tuple of token ids, got {ids!r}: write ({ids!r},)")
         for token in ids:
-            _check_whole("stop_token_ids", token, 0, MOST)
+            check_whole("stop_token_ids", token, 0, MOST)
 
 
 MOST = (1 << 31) - 1
@@ -59,12 +61,3 @@ MOST_SEED = (1 << 63) - 1
 
 
 MOST_TEMPERATURE = 1e6
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name}: expected a whole number of at least {least} and at most {most}, got {value!r}")

@@ -46,6 +46,12 @@ def check_backend(config: Config) -> None:
         _refuse(_only_real(config), "only the real engine reads it: say --backend cpu or gpu, or leave it out")
         return
     backend = config.measure.backend
+    ranks = {f"model.{name}": size for name in ("tp", "pp") if (size := getattr(config.model, name)) > 1}
+    _refuse(
+        ranks,
+        f"ranks are simulated here, and --backend {backend} runs the real engine on one device: leave it out; generate "
+        "and bench engine run real ranks",
+    )
     _refuse(_only_simulated(config), f"--backend {backend} runs the real engine and measures: leave it out")
 
 
@@ -56,10 +62,9 @@ def _only_real(config: Config) -> dict[str, Any]:
 
 def _only_simulated(config: Config) -> dict[str, Any]:
     model, measure = config.model, config.measure
-    ranks = {f"model.{name}": size for name in ("tp", "pp") if (size := getattr(model, name)) > 1}
     gpu = {} if config.kv.capacity_rule else {"model.gpu": model.gpu}
     executor = {} if measure.executor == "cost" else {"measure.executor": measure.executor}
-    return {**ranks, **gpu, **executor, "measure.step_model": measure.step_model}
+    return {**gpu, **executor, "measure.step_model": measure.step_model}
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -125,9 +130,9 @@ def engine_config_of(config: Config) -> EngineConfig:
     return EngineConfig(
         model=_weights_of(config),
         device=DEVICES[backend],
-        dtype=wanted.dtype or "auto",
+        dtype="auto" if wanted.dtype is None else wanted.dtype,
         kv_cache_dtype=config.model.kv_cache_dtype or "auto",
-        attention=wanted.attention or "auto",
+        attention="auto" if wanted.attention is None else wanted.attention,
         layout=wanted.layout,
         weights_seed=wanted.weights_seed,
         max_num_seqs=rules.max_num_seqs or 0,

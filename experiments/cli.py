@@ -198,11 +198,17 @@ def capacity(
 
 
 @app.command
-def backends(*, json: Json = False) -> int:
-    """What each attention backend can do, and whether it can run here."""
+def backends(*, wide: Annotated[bool, Parameter(negative=(), show_default=False)] = False, json: Json = False) -> int:
+    """What each attention backend can do, and whether it can run here.
+
+    Parameters
+    ----------
+    wide
+        Every word, in a table of more than 200 columns.
+    """
     from experiments.backends_verb import backends_verb
 
-    return backends_verb(as_json=json)
+    return backends_verb(wide=wide, as_json=json)
 
 
 @app.command(name="check-allocator")

@@ -95,8 +95,18 @@ class Flags(FleetFlags, SharingFlags, SessionFlags):
         ),
     ] = None
     gpu: Annotated[Text, _option(_MODEL, "GPU by name [a100-80g; paper-*: a100-40g].")] = None
-    tp: Annotated[Text, _option(_MODEL, "Tensor-parallel ranks [1].", "--tp", "--tensor-parallel-size")] = None
-    pp: Annotated[Text, _option(_MODEL, "Pipeline stages [1].", "--pp", "--pipeline-parallel-size")] = None
+    tp: Annotated[
+        Text,
+        _option(
+            _MODEL,
+            "Tensor-parallel ranks, simulated: of bytes and step times; not with --backend cpu or gpu [1].",
+            "--tp",
+            "--tensor-parallel-size",
+        ),
+    ] = None
+    pp: Annotated[
+        Text, _option(_MODEL, "Pipeline stages, simulated, of bytes [1].", "--pp", "--pipeline-parallel-size")
+    ] = None
     kv_cache_dtype: Annotated[
         Text, _option(_MODEL, "Storage type of KV, e.g. fp8 [the model's].", "--kv-cache-dtype", "--kv-dtype")
     ] = None

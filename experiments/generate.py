@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -57,6 +58,9 @@ class ModelFlags:
 
     backend: Annotated[str, _option(_MEMORY, "cpu or gpu [gpu if there is one, else cpu].")] = "auto"
     allocator: Annotated[str, _option(_MEMORY, "As for compare [paged].")] = "paged"
+    attention: Annotated[
+        str, _option(_MEMORY, "Attention back end, see `pagelab backends` [cpu: reference; gpu: triton].")
+    ] = "auto"
     kernel: Annotated[str, _option(_MEMORY, "paged or contiguous [paged].")] = "paged"
     block_size: Annotated[MaybeWhole, _option(_MEMORY, "Tokens a block [the attention backend's: 16].")] = None
     num_blocks: Annotated[MaybeWhole, _option(_MEMORY, "Pins the pool [what the device has left].")] = None
@@ -107,7 +111,7 @@ def generate_verb(
     except (UsageError, DeviceMissing):
         raise
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(_by_flag(str(error))) from error
     _print(llm, answers, took, as_json=as_json)
     return exits.OK
 
@@ -129,6 +133,14 @@ def _check(sampling: SamplingFlags, flags: ModelFlags) -> None:
         )
     if sampling.beam_width is not None and sampling.n != 1:
         raise UsageError(f"--beam-width {sampling.beam_width} gives as many completions: leave -n {sampling.n} out")
+
+
+def _by_flag(message: str) -> str:
+    """The engine's complaint about an option, `kv_scales: ...`, by the flag's name: `--kv-scales: ...`."""
+    option = re.match(r"\w+(?=[:=])", message)
+    if option is None or option[0] not in {one.name for kind in (SamplingFlags, ModelFlags) for one in fields(kind)}:
+        return message
+    return f"--{option[0].replace('_', '-')}{message[option.end() :]}"
 
 
 _EARLY: dict[str, bool | Literal["never"]] = {"yes": True, "no": False, "never": "never"}
@@ -172,6 +184,7 @@ def _llm(model: str, flags: ModelFlags, seed: int) -> LLM:
         str(path.parent) if path.name == "config.json" and path.is_file() else model,
         device=DEVICES[backend],
         allocator=flags.allocator,
+        attention=flags.attention,
         kernel=flags.kernel,  # type: ignore[arg-type]
         block_size=flags.block_size,
         num_blocks=flags.num_blocks,
@@ -223,7 +236,8 @@ def _print(llm: LLM, answers: Sequence[RequestOutput], took: float, *, as_json: 
             head = f"[{number}.{one.index}] ({one.finish_reason}, {len(one.token_ids)} tokens{score})"
             text = one.text if llm.engine.model.tokenizer is not None else " ".join(map(str, one.token_ids))
             say(f"{head} {text}")
-    Talk().note(f"{count} tokens in {took:.2f} s, {_told(llm.memory_use)}")
+    where = f"attention {llm.engine.backend.get_name()} on {llm.engine.device.type}"
+    Talk().note(f"{count} tokens in {took:.2f} s by {where}, {_told(llm.memory_use)}")
 
 
 def _told(use: MemoryUse) -> str:

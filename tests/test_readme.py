@@ -13,6 +13,7 @@ from engine.core.registry import ALLOCATORS, FITS
 from experiments import defaults, exits
 from experiments.api import Config, compare
 from experiments.cli import app, main
+from experiments.paper.verb import EXPERIMENTS
 from sim.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +63,13 @@ def test_the_python_example_runs(capsys):
     exec(compile(python_block("from experiments.api"), "README.md", "exec"), {"__name__": "readme"})
 
     assert "orca-max" in capsys.readouterr().out
+
+
+def test_every_experiment_has_a_row_under_claims():
+    claims = TEXT[TEXT.index("## Claims") : TEXT.index("## From the chapter")]
+    named = {word for line in re.findall(r"`pagelab reproduce ([^`]+)`", claims) for word in shlex.split(line)}
+
+    assert [name for name in EXPERIMENTS if name not in named] == []
 
 
 def test_every_linked_or_named_file_exists():

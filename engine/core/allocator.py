@@ -254,8 +254,10 @@ MAX_BLOCKS = 1 << 26
 
 def check_pool(capacity_blocks: int, block_size: int) -> None:
     """Refuses a pool without a block or a slot, or with absurdly many."""
-    if capacity_blocks < 1 or block_size < 1:
-        raise ValueError(f"a pool needs positive sizes, got num_blocks={capacity_blocks}, block_size={block_size}")
+    if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in (capacity_blocks, block_size)):
+        raise ValueError(
+            f"a pool needs whole, positive sizes, got num_blocks={capacity_blocks!r}, block_size={block_size!r}"
+        )
     if capacity_blocks > MAX_BLOCKS:
         raise ValueError(f"num_blocks={capacity_blocks} is more than the {MAX_BLOCKS} that a pool may have")
 

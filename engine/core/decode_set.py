@@ -2,7 +2,8 @@
 
 Every decoding request gains one token a step. So the set counts steps once (`clock`) and a request stores only its
 offset: `num_computed_tokens = base + clock`. Requests hang in `period` buckets by the step at which they outgrow what
-they hold, each bucket in running order.
+they hold, each bucket in running order. Of many phases only those that somebody is in have a bucket: memory is bounded
+by who runs, however large blocks are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from engine.core.request import Request
 
 _order = attrgetter("order")
+MOST_LISTED = 4096
+"""Phases up to which each has its bucket, which is faster: what is above is no block size that kernels take."""
+
+
+class _Sparse(dict[int, "list[Request]"]):
+    """Buckets by phase; a phase that nobody is in reads as empty."""
+
+    def __missing__(self, phase: int) -> list[Request]:
+        return []
 
 
 class DecodeSet:
@@ -31,9 +41,10 @@ class DecodeSet:
 
     def __init__(self, period: int | None = None) -> None:
         self.period = period or 0
-        self.buckets: list[list[Request]] = [[] for _ in range(self.period)]
-        self._twice = self.buckets * 2
-        """The same lists once more, so that a slice need not wrap around."""
+        listed: list[list[Request]] = [[] for _ in range(self.period)] if self.period <= MOST_LISTED else []
+        self.buckets: list[list[Request]] | _Sparse = listed if self.period <= MOST_LISTED else _Sparse()
+        self._twice = listed * 2
+        """The same lists once more, so that a slice need not wrap around; nothing where buckets are sparse."""
         self.members: set[Request] = set()
         self.clock = 0
         self.sampled = 0
@@ -73,11 +84,13 @@ class DecodeSet:
         if request.group is not None:
             self.num_beams += request.group.beam
         if self.period:
-            bucket = self.buckets[-base % self.period]
+            phase = -base % self.period
+            bucket = self.buckets[phase]
             if bucket and bucket[-1].order > request.order:
                 insort(bucket, request, key=_order)
             else:
                 bucket.append(request)
+                self.buckets[phase] = bucket
 
     def remove(self, request: Request) -> None:
         """Writes the derived counts back into the request and lets go of it."""
@@ -88,7 +101,11 @@ class DecodeSet:
             self.num_beams -= request.group.beam
         self.sum_base -= base
         if self.period:
-            self.buckets[-base % self.period].remove(request)
+            phase = -base % self.period
+            bucket = self.buckets[phase]
+            bucket.remove(request)
+            if not bucket and isinstance(self.buckets, _Sparse):
+                del self.buckets[phase]
         request.computed = base + self.clock
         request.known = base + self.sampled + 1
         request.decoding = None
@@ -129,6 +146,9 @@ class DecodeSet:
         """The buckets of the next `num_steps` steps."""
         period = self.period
         first = self.clock % period
+        if not self._twice:
+            buckets = self.buckets
+            return [buckets[(first + step) % period] for step in range(num_steps)]
         if num_steps <= period:
             return self._twice[first : first + num_steps]
         return (self._twice[first : first + period] * (num_steps // period + 1))[:num_steps]

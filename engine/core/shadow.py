@@ -22,43 +22,46 @@ class ContractViolation(AssertionError):  # noqa: N818
 
 
 class ShadowMemory:
-    """Slots as a list: each token writes a value that identifies it and must be read back unchanged.
+    """Slots by block, of those that were written: each token writes a value that identifies it and must be read back
+    unchanged.
 
     The value is the token's content key at block size 1: equal for two requests just where they may share.
     """
 
-    __slots__ = ("_contents", "_host", "block_size", "slots")
+    __slots__ = ("_contents", "_host", "block_size", "blocks")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         """`num_blocks` counts the null block, as an allocator's does."""
         self.block_size = block_size
-        self.slots: list[Hashable] = [None] * (num_blocks * block_size)
+        self.blocks: list[dict[int, Hashable]] = [{} for _ in range(num_blocks)]
+        """What is written, by place in the block."""
         self._contents: dict[Request, Content] = {}
-        self._host: dict[int, list[Hashable]] = {}
+        self._host: dict[int, dict[int, Hashable]] = {}
 
     def write(self, request: Request, start: int, stop: int, table: Sequence[int]) -> None:
         """Computes the tokens `start` to `stop - 1` of a request."""
-        for slot, value in zip(self._places(start, stop, table), self._values(request, start, stop), strict=True):
-            self.slots[slot] = value
+        for (block_id, place), value in zip(
+            self._places(start, stop, table), self._values(request, start, stop), strict=True
+        ):
+            self.blocks[block_id][place] = value
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copies blocks, (source, destination): all sources are read before any destination is written."""
-        size, slots, pairs = self.block_size, self.slots, list(copies)
-        blocks = [slots[source * size : (source + 1) * size] for source, _ in pairs]
-        for (_, target), block in zip(pairs, blocks, strict=True):
-            slots[target * size : (target + 1) * size] = block
+        pairs = list(copies)
+        contents = [self.blocks[source].copy() for source, _ in pairs]
+        for (_, target), content in zip(pairs, contents, strict=True):
+            self.blocks[target] = content
 
     def swap(self, to_host: Iterable[tuple[int, int]], to_device: Iterable[tuple[int, int]]) -> None:
         """Copies blocks to host memory, and then others back."""
-        size = self.block_size
         for block_id, host_id in to_host:
-            self._host[host_id] = self.slots[block_id * size : (block_id + 1) * size]
+            self._host[host_id] = self.blocks[block_id].copy()
         for host_id, block_id in to_device:
-            self.slots[block_id * size : (block_id + 1) * size] = self._host[host_id]
+            self.blocks[block_id] = self._host[host_id].copy()
 
     def check(self, request: Request, stop: int, table: Sequence[int]) -> None:
         """The first `stop` tokens must be found where the table says; ContractViolation with both sides."""
-        found = [self.slots[slot] for slot in self._places(0, stop, table)]
+        found = [self.blocks[block_id].get(place) for block_id, place in self._places(0, stop, table)]
         expected = list(self._values(request, 0, stop))
         if found != expected:
             wrong = next(i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
@@ -71,18 +74,19 @@ class ShadowMemory:
         """What the request has computed behind its prompt is what `content` says."""
         start, stop = request.num_prompt_tokens, request.num_computed_tokens
         places = self._places(start, stop, table)
-        for slot, value in zip(places, copy(content).keys(start, stop, 1), strict=True):
-            self.slots[slot] = value
+        for (block_id, place), value in zip(places, copy(content).keys(start, stop, 1), strict=True):
+            self.blocks[block_id][place] = value
 
     def forget(self, request: Request) -> None:
         """The request is over: drops what is remembered of its content."""
         self._contents.pop(request, None)
 
-    def _places(self, start: int, stop: int, table: Sequence[int]) -> list[int]:
+    def _places(self, start: int, stop: int, table: Sequence[int]) -> list[tuple[int, int]]:
+        """Block and place in it, of each token."""
         size = self.block_size
         if stop > len(table) * size:
             raise ContractViolation(f"no slot for token {stop - 1} in {len(table)} blocks of {size}: {list(table)}")
-        return [table[position // size] * size + position % size for position in range(start, stop)]
+        return [(table[position // size], position % size) for position in range(start, stop)]
 
     def _values(self, request: Request, start: int, stop: int) -> Sequence[Hashable]:
         if request not in self._contents:

@@ -15,7 +15,7 @@ from engine.attention.backend import AttentionBackend
 from engine.attention.layouts import KVLayout
 from engine.core import catalogue
 from engine.core.kv_spec import KVSpec
-from engine.core.suggestion import unknown_name
+from engine.core.option_checks import check_choice
 from engine.model.collectives import ALONE, Collectives
 from engine.model.decoder import Decoder
 from engine.model.latent_projections import up_projections
@@ -33,7 +33,7 @@ from engine.worker.budget import (
     check_weights,
     kv_budget,
 )
-from engine.worker.engine_config import MOST_SEQS, MOST_TOKENS, EngineConfig, dtype_of
+from engine.worker.engine_config import DEVICES, DTYPES, LAYOUTS, EngineConfig
 from engine.worker.executor import ModelExecutor
 from engine.worker.kv_memory import Kernel, KVMemory
 from engine.worker.kv_storage import storage_of
@@ -63,16 +63,15 @@ class Engine:
 
     def __init__(self, config: EngineConfig, share: Share = WHOLE) -> None:
         """Loads the weights. DeviceUnavailable without the device; EngineError or ValueError for what cannot be."""
+        config.check()
         self.config, self.share = config, share
         self.device = device_of(config.device)
         self.backend = backend_of(config.attention, self.device, latent=keeps_latents(config.model))
         self.layout = layout_of(config.layout, self.backend)
-        dtype = None if config.dtype == "auto" else dtype_of(config.dtype)
+        dtype = DTYPES.get(config.dtype)
         if dtype is None and self.device.type == "cpu":
             dtype = torch.float32
         seed = config.weights_seed
-        if seed is not None and not 0 <= seed < 1 << 63:
-            raise EngineError(f"weights_seed: expected 0 to 2^63 - 1, got {seed}")
         if seed is None and catalogue.entry(config.model)[1] is not None:
             seed = 0
         room = partial(check_weights, self.device, config.model)
@@ -90,9 +89,6 @@ class Engine:
 
     def _limits(self) -> Limits:
         config, own = self.config, self.architecture.max_model_len
-        for name, most in (("max_num_seqs", MOST_SEQS), ("max_num_batched_tokens", MOST_TOKENS)):
-            if not 1 <= getattr(config, name) <= most:
-                raise EngineError(f"{name}: expected 1 to {most}, got {getattr(config, name)}")
         longest = config.max_model_len or own
         if longest > own:
             raise EngineError(f"max_model_len: {config.model} takes at most {own} tokens, got {longest}")
@@ -115,7 +111,10 @@ class Engine:
         EngineError if not one block is.
         """
         self._release()
-        executor = self._assemble(PoolShape(block_size), "paged")
+        shape = PoolShape(block_size)
+        if self.share.size == 1 or self.device.type == "cpu":  # ranks on devices go on together, or all fail
+            check_fits(self.device, shape.num_blocks, self.block_bytes(block_size), None)
+        executor = self._assemble(shape, "paged")
         try:
             if self.device.type == "cuda":
                 run_warm_up(executor)
@@ -171,8 +170,7 @@ class Engine:
 
     def check_pool(self, allocator: Any, kernel: Kernel) -> None:
         """Releases the memory in use. EngineError for a pool that has no room then, or a kernel that cannot read it."""
-        if kernel not in get_args(Kernel):
-            raise unknown_name("kernel", kernel, get_args(Kernel))
+        check_choice("kernel", kernel, get_args(Kernel))
         if kernel == "contiguous" and not getattr(allocator, "contiguous", False):
             raise EngineError("kernel contiguous: this allocator's blocks are not adjacent: use the paged kernel")
         size = allocator.block_size
@@ -259,8 +257,7 @@ class Engine:
 
 def device_of(name: str) -> torch.device:
     """The device; DeviceUnavailable if it is not there, ValueError if nothing is called so."""
-    if name not in ("cpu", "cuda"):
-        raise unknown_name("device", name, ("cpu", "cuda"))
+    check_choice("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise DeviceUnavailable(
             "no CUDA device: torch sees none on this machine; use the cpu backend, or run where nvidia-smi shows a GPU "
@@ -273,7 +270,5 @@ def layout_of(name: str | None, backend: type[AttentionBackend]) -> KVLayout:
     """The layout of that name, or the backend's own; errors as `AttentionBackend.pick_layout`."""
     if name is None:
         return backend.pick_layout()
-    known = {layout.name.lower().replace("_", "-"): layout for layout in KVLayout}
-    if name not in known:
-        raise unknown_name("KV layout", name, known)
-    return backend.pick_layout(known[name])
+    check_choice("layout", name, LAYOUTS, "KV layout")
+    return backend.pick_layout(LAYOUTS[name])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 
-from engine.core.suggestion import unknown_name
+from engine.attention.layouts import KVLayout
+from engine.attention.registry import BACKENDS
+from engine.core.option_checks import check_choice, check_switch, check_text, check_whole
+from engine.worker.budget import EngineError
 
 MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 20
 """Rows and tokens of a step that buffers are made for at most."""
+MOST_SEED = (1 << 63) - 1
+DEVICES = ("cpu", "cuda")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -47,9 +53,42 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Ranks that compute the model together, each with a device of its own (on a CPU: a process); see `open_engine`."""
 
+    def check(self) -> None:
+        """EngineError, by the option's name, for a value that none of its kind can be; what a model, a backend or a
+        device does not take is refused where these are known."""
+        try:
+            self._check_names()
+            self._check_numbers()
+        except ValueError as error:
+            raise EngineError(str(error)) from error
 
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype of that name; ValueError if there is none."""
-    if name not in DTYPES:
-        raise unknown_name("dtype", name, ("auto", *DTYPES))
-    return DTYPES[name]
+    def _check_names(self) -> None:
+        check_text("model", self.model, "a catalogue name, a Hugging Face folder or a .gguf file, as a text")
+        check_choice("device", self.device, DEVICES)
+        check_choice("dtype", self.dtype, ("auto", *DTYPES))
+        check_choice("attention", self.attention, ("auto", *BACKENDS), "attention backend")
+        if self.layout is not None:
+            check_choice("layout", self.layout, LAYOUTS, "KV layout")
+        check_text("kv_cache_dtype", self.kv_cache_dtype, "auto or a storage type (fp8_e4m3), as a text")
+        if not isinstance(self.kv_scales, os.PathLike):
+            check_text("kv_scales", self.kv_scales, SCALES_EXPECTED)
+        for name in ("graphs", "shared_prefix_kernel"):
+            check_switch(name, getattr(self, name))
+
+    def _check_numbers(self) -> None:
+        check_whole("max_num_seqs", self.max_num_seqs, 1, MOST_SEQS)
+        check_whole("max_num_batched_tokens", self.max_num_batched_tokens, 1, MOST_TOKENS)
+        check_whole("tensor_parallel_size", self.tensor_parallel_size, 1)
+        for name, least, most in (("max_model_len", 1, None), ("weights_seed", 0, MOST_SEED)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least, most)
+        limit, size = self.kv_limit_bytes, self.tensor_parallel_size
+        for one in limit if isinstance(limit, tuple) else () if limit is None else (limit,):
+            check_whole("kv_limit_bytes", one, 0)
+        if isinstance(limit, tuple) and len(limit) != size:
+            raise ValueError(f"kv_limit_bytes: expected one for all or one for each of {size} ranks, got {limit}")
+
+
+LAYOUTS = {layout.name.lower().replace("_", "-"): layout for layout in KVLayout}
+"""By the names that options give them."""
+SCALES_EXPECTED = "unit, per-head, per-tensor, or the name of a JSON file"

@@ -26,6 +26,7 @@ from engine.attention.registry import BACKENDS
 from engine.core.kv_spec import canonical_dtype
 from engine.model.decoder import Decoder
 from engine.worker.budget import EngineError
+from engine.worker.engine_config import SCALES_EXPECTED
 from engine.worker.kv_memory import KVMemory
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ def _read(path: Path, num_layers: int, num_kv_heads: int, device: torch.device) 
     try:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise EngineError(
-            f"kv_scales: expected unit, {', '.join(FITTED)} or a JSON file, got {path}: {error}"
-        ) from error
+        raise EngineError(f"kv_scales: expected {SCALES_EXPECTED}, got {path}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise EngineError(f"{path}: expected JSON: {error}") from error
     given = [found.get(name) if isinstance(found, dict) else None for name in ("k", "v")]

@@ -17,6 +17,7 @@ import torch
 
 from engine.core.batch import StepResult
 from engine.core.content import TokenContent
+from engine.worker.budget import check_fits
 
 if TYPE_CHECKING:
     from engine.core.allocator import KVAllocator
@@ -102,12 +103,15 @@ class OneLayerExecutor:
         seed: int = 0,
         duration_ps: Callable[[Batch], int] | None = None,
     ) -> None:
-        """`duration_ps` answers for the clock, so that a simulation stays deterministic; None: wall time."""
+        """`duration_ps` answers for the clock, so that a simulation stays deterministic; None: wall time. EngineError
+        for a pool that does not fit."""
         self._allocator = allocator
         self._block_size = size = allocator.block_size
         self._vocab_size = vocab_size
         self._duration_ps = duration_ps
         self.model = OneLayer(num_heads, num_kv_heads, head_size, vocab_size, seed)
+        block_bytes = 2 * size * num_kv_heads * head_size * torch.get_default_dtype().itemsize
+        check_fits(torch.device("cpu"), allocator.num_blocks, block_bytes, None)
         # Poisoned: what is read before it is written shows in every logit.
         self.kv = torch.full((2, allocator.num_blocks, size, num_kv_heads, head_size), math.nan)
         """[K or V, block, slot in the block, KV head, head size]."""

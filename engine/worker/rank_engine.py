@@ -127,12 +127,8 @@ class LeadingEngine(RankEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         """Starts the other ranks and loads this one's share beside them. Errors of any rank are raised here."""
+        config.check()
         size = config.tensor_parallel_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 2:
-            raise EngineError(f"tensor_parallel_size: expected a whole number of at least 1, got {size!r}")
-        limit = config.kv_limit_bytes
-        if isinstance(limit, tuple) and len(limit) != size:
-            raise EngineError(f"kv_limit_bytes: expected one for all or one for each of {size} ranks, got {limit}")
         if config.device == "cuda":
             if missing := devices_missing(size):
                 raise DeviceUnavailable(f"tensor_parallel_size={size}: {missing}")
@@ -216,4 +212,5 @@ def _at_exit(end: Callable[[], object], peers: Peers) -> None:
 
 def open_engine(config: EngineConfig) -> Engine:
     """The engine of a configuration: alone, or the first of several ranks."""
+    config.check()
     return Engine(config) if config.tensor_parallel_size == 1 else LeadingEngine(config)

@@ -81,6 +81,8 @@ def measure(wanted: AllocWanted, say: Say) -> list[Row]:
 def _pool(wanted: AllocWanted, tokens: int, block_size: int) -> PoolConfig:
     if tokens < LONGEST:
         raise ValueError(f"pool_tokens: requests grow to {LONGEST} tokens, got a pool of {tokens}")
+    if tokens < block_size:
+        raise ValueError(f"block_sizes: not one block of {block_size:,} tokens fits into a pool of {tokens:,} tokens")
     return PoolConfig(tokens // block_size, block_size, LONGEST, enable_caching=wanted.prefix_caching)
 
 

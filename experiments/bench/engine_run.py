@@ -164,7 +164,8 @@ def measured(wanted: EngineWanted, engine: Engine, say: Say) -> EngineMeasured:
 def engine_of(wanted: EngineWanted) -> Engine:
     """The engine that was asked for; random weights where the model is a name or a folder without any."""
     try:
-        from engine.worker.engine import DeviceUnavailable, Engine, EngineConfig
+        from engine.worker.engine import DeviceUnavailable, EngineConfig
+        from engine.worker.rank_engine import open_engine
     except ModuleNotFoundError as error:
         raise DeviceMissing(f"bench engine needs {error.name}: pip install -e '.[engine]'") from error
     path = Path(wanted.model)
@@ -184,11 +185,7 @@ def engine_of(wanted: EngineWanted) -> Engine:
         shared_prefix_kernel=wanted.shared_prefix_kernel,
     )
     try:
-        if wanted.tensor_parallel_size > 1:
-            from engine.worker.rank_engine import LeadingEngine
-
-            return LeadingEngine(config)
-        return Engine(config)
+        return open_engine(config)
     except DeviceUnavailable as error:
         raise DeviceMissing(f"bench engine: {error}") from error
 

@@ -190,7 +190,10 @@ def test_a_file_that_has_no_scales_is_refused_by_name(folder, tmp_path, text, me
         ({"kv_cache_dtype": "fp8_e5m2"}, "got 'fp8_e5m2'"),
         ({"kv_scales": "per-head"}, "kv_scales=per-head: K and V are stored as they are"),
         ({"kv_cache_dtype": "fp8", "attention": "reference-flashinfer"}, "reference-flashinfer keeps no FP8"),
-        ({"kv_cache_dtype": "fp8", "kv_scales": "per-layer"}, "expected unit, per-head, per-tensor or a JSON file"),
+        (
+            {"kv_cache_dtype": "fp8", "kv_scales": "per-layer"},
+            "kv_scales: expected unit, per-head, per-tensor, or the name of a JSON file, got per-layer: ",
+        ),
     ],
 )
 def test_what_nobody_stores_is_refused(folder, options, message):

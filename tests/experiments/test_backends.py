@@ -152,7 +152,11 @@ def test_steps_of_another_run_are_refused_where_they_part(real, pagelab, trace_f
         (("--backend", "sim", "--dtype", "float32"), "engine.dtype=float32: only the real engine"),
         (("--backend", "cpu", "--step-model", "roofline"), "measure.step_model=roofline"),
         (("--backend", "cpu", "--executor", "shadow"), "measure.executor=shadow"),
-        (("--backend", "cpu", "--tp", "2"), "model.tp=2"),
+        (
+            ("--backend", "cpu", "--tp", "2"),
+            "--tp: model.tp=2: ranks are simulated here, and --backend cpu runs the real",
+        ),
+        (("--backend", "cpu", "--pp", "2"), "--pp: model.pp=2: ranks are simulated here"),
         (("--backend", "cpu", "--gpu", "h200"), "model.gpu=h200"),
         (("--backend", "cpu", "--kv-cache-dtype", "fp7"), "fp7"),
         (("--backend", "cpu", "--kernel", "contiguous"), "blocks of paged are not adjacent"),
@@ -168,6 +172,11 @@ def test_what_a_backend_does_not_do_is_exit_2_before_anything_is_written(pagelab
     assert done.code == 2
     assert said in done.err
     assert not Path("out").exists()
+
+
+def test_the_help_says_that_ranks_are_simulated(pagelab):
+    said = " ".join(word for word in pagelab("run", "--help").out.split() if word != "│")
+    assert "Tensor-parallel ranks, simulated: of bytes and STR step times; not with --backend cpu or gpu" in said
 
 
 def test_a_real_run_needs_a_pinned_capacity(pagelab, trace_file, engines):

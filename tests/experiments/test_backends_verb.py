@@ -6,18 +6,64 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.attention import BACKENDS  # noqa: E402
+from engine.attention import BACKENDS, KVLayout  # noqa: E402
+from engine.attention.checks import short  # noqa: E402
+from experiments.backends_verb import ASKED, TYPES, _brief  # noqa: E402
 from experiments.cli import main  # noqa: E402
 
+WAYS = pytest.mark.parametrize("words", [(), ("--wide",)], ids=["short", "wide"])
 
-def test_the_table_names_every_backend_and_why_it_cannot_run(capsys):
-    assert main(["backends"]) == 0
-    said = capsys.readouterr().out
+
+@WAYS
+def test_the_table_names_every_backend_and_why_it_cannot_run(words, capsys):
+    assert main(["backends", *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
     for name, backend in BACKENDS.items():
         assert name in said
         why = backend.unavailable_because()
         assert (f"{name} cannot run here: {why}" in said) == bool(why)
-    assert "block-first (NB, 2, BS, KH, D)" in said
+    for layout in KVLayout:
+        assert f"{layout.name.lower().replace('_', '-')} {layout.value}" in said
+
+
+def test_the_table_fits_the_narrowest_terminal(capsys):
+    assert main(["backends"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert main(["backends", "--wide"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) > 200
+
+
+def test_what_is_short_says_what_the_wide_table_says(capsys):
+    """Each row, spelt out again by the legend."""
+    assert main(["backends"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "cannot run here" not in line]
+    rows = {line.split()[0]: line for line in lines if line.split()[0] in BACKENDS}
+    assert rows["triton"].split()[2:] == ["kbi", "16", "bf", "32", "8", "8n<=256", "any", "8.0+", "any"]
+    assert rows["flash-mla"].split()[2:] == ["l", "16", "bf", "576", "64", "9.x", "no", "WCP"]
+    assert rows["flash-attn-2"].split()[2:] == ["kbi", "16", "bf", "8n<=256", "256n", "8.0+", "plan", "P"]
+    assert rows["pallas"].split()[2:] == ["i", "32", "16", "bf", "<=256", "any", "any", "own", "P"]
+    assert rows.keys() == BACKENDS.keys()
+    for name, backend in BACKENDS.items():
+        able = backend.capabilities()
+        kept = [TYPES[short(dtype)] for dtype in (*able.dtypes, *able.kv_dtypes)]
+        assert f" {' '.join(kept)} " in rows[name]
+        lacks = "".join(code for what, code in ASKED.items() if not getattr(able, what))
+        assert rows[name].rstrip().endswith(lacks)
+
+
+@pytest.mark.parametrize(
+    "words, few",
+    [
+        ("9.0 to below 10.0", "9.x"),
+        ("9.0 to below 12.0", "9.0-<12.0"),
+        ("10.3 to below 11.0", "10.3-<11.0"),
+        ("any size up to 256", "<=256"),
+        ("a multiple of 8", "8n"),
+        ("16 or 32", "16/32"),
+    ],
+)
+def test_rules_in_few_letters_keep_their_bounds(words, few):
+    assert _brief(words) == few
 
 
 def test_json_says_the_same(capsys):

@@ -92,6 +92,32 @@ def test_a_search_gives_its_beams_best_first_with_their_scores(model, capsys):
     assert "blocks saved by sharing" in shown.err
 
 
+@pytest.mark.parametrize("name", ["reference", "reference-pallas"])
+def test_the_attention_backend_that_was_asked_for_computes_and_is_named(model, name, capsys):
+    words = ("1,2,3", "4", "--token-ids", "--max-tokens", "5")
+    assert call(model, *words, "--json") == exits.OK
+    own = json.loads(capsys.readouterr().out)
+    assert call(model, *words, "--attention", name, "--json") == exits.OK
+    asked = json.loads(capsys.readouterr().out)
+    assert (own["engine"]["attention"], asked["engine"]["attention"]) == ("reference", name)
+    assert asked["answers"] == own["answers"]
+    assert call(model, *words, "--attention", name) == exits.OK
+    assert f"by attention {name} on cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["trition", "", "reference-mla", "reference-flash-mla", "reference-flashinfer"])
+def test_an_attention_backend_is_refused_as_run_refuses_it(model, name, tmp_path, capsys):
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_ns,num_prompt_tokens,num_output_tokens\n0,4,4\n")
+    words = ("--backend", "cpu", "--trace", str(trace), "-m", model, "--kv-tokens", "80", "--weights-seed", "1")
+    assert main(["run", *words, "--block-size", "4", "--attention", name, "-o", str(tmp_path / "o")]) == exits.USAGE
+    refused = capsys.readouterr().err.splitlines()[-1]
+    assert call(model, "1", "--token-ids", "--attention", name) == exits.USAGE
+    assert capsys.readouterr().err.splitlines()[-1] == refused
+    assert refused.startswith("pagelab: ")
+    assert "attention backend" in refused or name in refused
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
@@ -103,7 +129,13 @@ def test_a_search_gives_its_beams_best_first_with_their_scores(model, capsys):
         (("1", "--token-ids", "--allocator", "pagedd"), "did you mean 'paged'"),
         (("1", "--token-ids", "--kernel", "contiguous"), "not adjacent"),
         (("1", "--token-ids", "--kernel", "page"), "unknown kernel 'page'"),
-        (("1", "--token-ids", "--max-tokens", "0"), "max_tokens"),
+        (("1", "--token-ids", "--max-tokens", "0"), "pagelab: --max-tokens: expected a whole number of at least 1"),
+        (("1", "--token-ids", "--kv-scales", ""), "--kv-scales: expected unit, per-head, per-tensor, or the name of a"),
+        (("1", "--token-ids", "--kv-scales", "per-head"), "--kv-scales=per-head: K and V are stored as they are"),
+        (("1", "--token-ids", "--kv-scales", "x", "--kv-dtype", "fp8"), "--kv-scales: expected unit, per-head, "),
+        (("1", "--token-ids", "--max-num-seqs", "0"), "--max-num-seqs: expected a whole number of at least 1, got 0"),
+        (("1", "--token-ids", "--tp", "0"), "--tensor-parallel-size: expected a whole number of at least 1, got 0"),
+        (("1", "--token-ids", "--max-model-len", "-1"), "--max-model-len: expected a whole number"),
         (("1", "--token-ids", "-n", "65"), "n=65 sequences run together, and max_num_seqs is 64"),
         (("1", "--token-ids", "--samples", "both"), "--samples knows fork, requests, got 'both'"),
         (("1", "--token-ids", "--preemption", "drop"), "--preemption knows recompute, swap, auto"),

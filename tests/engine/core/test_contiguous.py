@@ -288,7 +288,7 @@ def test_names_that_make_no_allocator_are_explained():
         make_allocator("contiguous-most-buddy", pool)
     with pytest.raises(ValueError, match="importable"):
         load_allocator("engine.core.nowhere:Nothing")
-    with pytest.raises(ValueError, match="positive sizes"):
+    with pytest.raises(ValueError, match="whole, positive sizes"):
         make_allocator("paged", PoolConfig(0, 1, 8))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core import decode_set
 from engine.core.decode_set import DecodeSet
 from engine.core.request import Request
 
@@ -18,10 +21,13 @@ def decoding_request(name: int, computed: int) -> Request:
     return request
 
 
+@pytest.mark.parametrize("most_listed", [decode_set.MOST_LISTED, 0], ids=["listed", "sparse"])
 @given(data=st.data(), period=st.sampled_from([0, 1, 3, 4, 16]))
 @laws
-def test_derived_counts_and_buckets_equal_naive_ones(data, period):
-    decoding, naive, name = DecodeSet(period), {}, 0
+def test_derived_counts_and_buckets_equal_naive_ones(most_listed, data, period):
+    with patch.object(decode_set, "MOST_LISTED", most_listed):
+        decoding = DecodeSet(period)
+    naive, name = {}, 0
     for _ in range(data.draw(st.integers(1, 40))):
         action = data.draw(st.sampled_from(["add", "late", "remove", "step"]))
         if action in ("add", "late"):
@@ -54,6 +60,32 @@ def check(decoding, naive, period):
         assert list(decoding.growing(step)) == [r for r in running if (naive[r] + step) % period == 0]
         filling = [r for r in running if (naive[r] + step + 1) % period == 0]
         assert list(decoding.filling(period, step)) == filling
+    if period:
+        grown = [[r for r in running if (naive[r] + step) % period == 0] for step in range(3 * period)]
+        for num_steps in (1, period, period + 1, 3 * period):
+            assert decoding.growth_counts(num_steps) == [len(some) for some in grown[:num_steps]]
+            assert list(decoding.growing_in(num_steps)) == [r for some in grown[:num_steps] for r in some]
+        for num_blocks in range(2 * len(running) if running else 0):
+            steps = decoding.steps_within(num_blocks, 3 * period)
+            assert sum(map(len, grown[:steps])) <= num_blocks
+            assert steps == 3 * period or sum(map(len, grown[: steps + 1])) > num_blocks
+
+
+def test_buckets_of_large_blocks_are_no_more_than_who_decodes():
+    decoding = DecodeSet(10**9)
+    requests = [decoding_request(name, 7 * name) for name in range(1, 9)]
+    for request in requests:
+        decoding.add(request)
+    assert sum(decoding.growth_counts(3)) == len(decoding.growing(10**9 - 7)) - 1 == 0
+    decoding.clock += 10**9 - 14
+    decoding.sampled += 10**9 - 14
+    assert list(decoding.growing()) == [requests[1]]
+    assert decoding.steps_within(0, 10**6) == 0
+    assert decoding.steps_within(1, 10**6) == 7
+    assert len(decoding.buckets) == len(requests)
+    for request in requests:
+        decoding.remove(request)
+    assert len(decoding.buckets) == 0
 
 
 def test_between_schedule_and_update_a_token_is_computed_but_not_sampled():

@@ -96,5 +96,5 @@ def test_the_configuration_chooses_the_scheduler():
 
     assert type(make_scheduler(SchedulerConfig(MAX_LEN), make_allocator("paged", pool))) is Scheduler
     assert type(scheduler()) is RequestLevelScheduler
-    with pytest.raises(ValueError, match="unknown batching 'static': use iteration or request"):
+    with pytest.raises(ValueError, match="unknown batching 'static'; known: iteration, request"):
         SchedulerConfig(MAX_LEN, batching="static")
