@@ -8,7 +8,7 @@ slice. A hit takes a block out of the middle: its segment remembers that it is g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -23,6 +23,7 @@ class Held(IntEnum):
     """Content under keys, at least in part."""
 
 
+NOTHING = Held.NOTHING
 FINDABLE = Held.FINDABLE
 UNFINDABLE = Held.UNFINDABLE
 MOST_GONE = 1_024
@@ -50,6 +51,15 @@ class Segment:
             self.gone = set()
         self.gone.add(block_id)
 
+    def loses_first(self, block_ids: list[int]) -> bool:
+        """Whether these are the first blocks of the segment, as where a hit is the table that it held: then they are
+        gone, and leave no places."""
+        count, blocks = len(block_ids), self.blocks
+        if self.gone or blocks[:count] != block_ids:
+            return False
+        del blocks[:count]
+        return True
+
 
 class FreeQueue:
     """Free blocks: a stack in front of a queue of segments."""
@@ -64,7 +74,7 @@ class FreeQueue:
         """Segment of each findable block in the queue, by id, for hits."""
         self.num_at_back = 0
         self._num_gone = 0
-        """Places of blocks that hits took out, in all segments."""
+        """Places of blocks that hits took out, in all segments; a segment that is empty since then is one, too."""
 
     def __len__(self) -> int:
         return len(self.stack) + self.num_at_back
@@ -95,9 +105,17 @@ class FreeQueue:
         """How many of these cached blocks lie in the queue."""
         return len(block_ids) - list(map(self._home.__getitem__, block_ids)).count(None)
 
-    def take_out(self, block_ids: Iterable[int]) -> list[int]:
+    def take_out(self, block_ids: list[int]) -> list[int]:
         """A hit takes the findable blocks from wherever they are; those that do not lie in the queue are returned."""
         home = self._home
+        first = home[block_ids[0]] if block_ids else None
+        if first is not None and first.loses_first(block_ids):
+            for block_id in block_ids:
+                home[block_id] = None
+            self.num_at_back -= len(block_ids)
+            self._num_gone += not first.blocks
+            self._compact()
+            return []
         elsewhere = []
         for block_id in block_ids:
             segment = home[block_id]
@@ -108,12 +126,14 @@ class FreeQueue:
                 segment.lose(block_id)
                 self.num_at_back -= 1
                 self._num_gone += 1
-        if self._num_gone > self.num_at_back + MOST_GONE:
-            self._compact()
+        self._compact()
         return elsewhere
 
     def _compact(self) -> None:
-        """Forgets the places of blocks that are gone; a prefix that is hit again and again leaves one each time."""
+        """Forgets the places of blocks that are gone, where they are many: a prefix that is hit again and again leaves
+        one each time."""
+        if self._num_gone <= self.num_at_back + MOST_GONE:
+            return
         for segment in self._segments:
             gone = segment.gone
             if gone:
@@ -131,22 +151,11 @@ class FreeQueue:
         del stack[-count:]
         return taken
 
-    def pop_unfindable(self, count: int) -> list[int] | None:
-        """`count` blocks of the next segment if it is one that nobody can hit and holds more; else None."""
+    def pop_segment(self, count: int) -> tuple[list[int], Held] | None:
+        """`count` blocks of the next segment, and what they held, if it holds so many and no hit took any of them."""
         segment = self._segments[0]
-        blocks = segment.blocks
-        if segment.held is not UNFINDABLE or len(blocks) <= count:
-            return None
-        self.num_at_back -= count
-        taken = blocks[: -count - 1 : -1]
-        del blocks[-count:]
-        return taken
-
-    def pop_findable(self, count: int) -> list[int] | None:
-        """`count` blocks of the next segment if it holds so many, all of them findable; else None."""
-        segment = self._segments[0]
-        blocks = segment.blocks
-        if segment.held is not FINDABLE or len(blocks) < count or segment.gone:
+        blocks, held = segment.blocks, segment.held
+        if len(blocks) < count or segment.gone:
             return None
         self.num_at_back -= count
         taken = blocks[: -count - 1 : -1]
@@ -154,10 +163,11 @@ class FreeQueue:
             self._segments.popleft()
         else:
             del blocks[-count:]
-        home = self._home
-        for block_id in taken:
-            home[block_id] = None
-        return taken
+        if held is FINDABLE:
+            home = self._home
+            for block_id in taken:
+                home[block_id] = None
+        return taken, held
 
     def pop_back(self, count: int) -> list[tuple[list[int], Held]]:
         """`count` blocks of the segments, grouped by what they held."""
@@ -166,6 +176,10 @@ class FreeQueue:
         while count:
             segment = self._segments[0]
             blocks, held = segment.blocks, segment.held
+            if not blocks:
+                self._num_gone -= 1
+                self._segments.popleft()
+                continue
             if held is not FINDABLE and count < len(blocks):
                 taken = blocks[: -count - 1 : -1]
                 del blocks[-count:]
@@ -180,21 +194,14 @@ class FreeQueue:
 
     def _pick(self, segment: Segment, count: int) -> list[int]:
         blocks, gone, home = segment.blocks, segment.gone, self._home
-        if not gone:
-            taken = blocks[: -count - 1 : -1]
-            del blocks[-count:]
-            for block_id in taken:
-                home[block_id] = None
-            return taken
-        taken = []
-        while blocks and len(taken) < count:
-            block_id = blocks.pop()
-            if block_id in gone:
-                gone.remove(block_id)
-                self._num_gone -= 1
-            else:
-                home[block_id] = None
-                taken.append(block_id)
+        if gone:
+            blocks[:] = [block_id for block_id in blocks if block_id not in gone]
+            self._num_gone -= len(gone)
+            gone.clear()
+        taken = blocks[: -count - 1 : -1]
+        del blocks[-count:]
+        for block_id in taken:
+            home[block_id] = None
         return taken
 
     def forget_content(self) -> list[int]:
