@@ -35,6 +35,7 @@ RUN = (
 referenced at the end; slots never filled in the first step; shared and asked slots; blocks free and without content at
 the end, and how many gave up content; largest free extent in slots."""
 _WIDTH = len(RUN)
+_FULL = FLUSH_TURNS * _WIDTH
 
 
 class CoastLog:
@@ -59,7 +60,7 @@ class CoastLog:
             values += begun
         runs += run
         self._taken += taken
-        if len(runs) > FLUSH_TURNS * _WIDTH:
+        if len(runs) > _FULL:
             self.flush()
 
     def expand(self, run: tuple[int, ...], taken: Sequence[int], begun: Sequence[int]) -> tuple[list[int], Growth]:

@@ -35,6 +35,7 @@ SPLIT_BITS = 22
 """Durations are split here, so that each half times any number of slots fits."""
 _FIXED = 6
 """Columns of a logged turn before its state: segment, first, slope, steps, emitted, computed."""
+_FULL = FLUSH_TURNS * (_FIXED + WIDTH)
 
 
 class TurnLog:
@@ -72,7 +73,7 @@ class TurnLog:
                 self._change(INTERNAL, turn, internal)
             if unspared:
                 self._change(SPARE, turn, unspared)
-        if len(turns) > FLUSH_TURNS * (_FIXED + WIDTH):
+        if len(turns) > _FULL:
             self.flush()
 
     def _change(self, column: int, turn: int, changes: Sequence[int]) -> None:
@@ -141,6 +142,8 @@ class Flush:
         self._add(TOKENS, self._state[:, SEQS] * by_index)
         self._add(WIDTH + TOKENS, self._state[:, SEQS] * self._pairs)
         for column, (at, lengths, values) in changes.items():
+            if not values.any():
+                continue
             area, total = self._lasting(at, lengths, values)
             unit = 1 if column == INTERNAL else -block_size if column == SPARE else block_size
             self._add_at(at, column, area, unit)
@@ -153,13 +156,15 @@ class Flush:
     def _lasting(self, at: Any, lengths: Any, values: Any) -> tuple[Any, Any]:
         """Per turn: time integral and per-step sum of changes that each last from their step to the turn's end.
 
-        Step i begins i x first + slope x i (i - 1) / 2 after the turn does."""
-        turn = np.repeat(at, lengths)
+        Step i begins i x first + slope x i (i - 1) / 2 after the turn does, so sums of values, of values x i and of
+        values x i (i - 1) / 2 are all that it takes."""
         begins = np.cumsum(lengths) - lengths
-        index = np.arange(len(turn)) - np.repeat(begins, lengths) + 1
-        elapsed = index * self._first[turn] + self._slope[turn] * (index * (index - 1) // 2)
-        area = np.add.reduceat(values * (self._duration[turn] - elapsed), begins)
-        return area, np.add.reduceat(values * (self._steps[turn] - index), begins)
+        index = np.arange(1, len(values) + 1) - np.repeat(begins, lengths)
+        by_index = values * index
+        plain, moment = np.add.reduceat(values, begins), np.add.reduceat(by_index, begins)
+        pairs = np.add.reduceat(by_index * (index - 1), begins) // 2
+        area = plain * self._duration[at] - moment * self._first[at] - pairs * self._slope[at]
+        return area, plain * self._steps[at] - moment
 
     def _add(self, column: int, values: Any, shift: int = 0) -> None:
         for segment, total in zip(self._segments, np.add.reduceat(values, self._starts).tolist(), strict=True):
