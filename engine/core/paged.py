@@ -137,7 +137,8 @@ class PagedAllocator(Sharing, PagedState):
         if self.host_blocks:
             self._host.check_absent((request,))
         pool, size, limit = self.pool, self.block_size, self._max_model_len
-        free = pool.num_free
+        queue = pool.queue
+        free = len(queue.stack) + queue.num_at_back
         held = len(hit.block_ids)
         unreferenced = pool.num_unreferenced(hit.block_ids) if held else 0
         reserve = self.watermark_blocks if others_running else 0

@@ -59,9 +59,10 @@ class Running(Victims):
         decodes, late = self.decodes, self._catching_up
         if not self._decodes_come_first(step):
             left = [request for request in list(self.running) if not self._serve(step, request)]
-        elif self._steps_in_bulk(1):
-            self.allocator.advance(decodes, 1)
-            step.budget -= len(decodes.members)
+        elif not decodes.members or self.allocator.free_run(decodes, 1):
+            if decodes.members:
+                self.allocator.advance(decodes, 1)
+                step.budget -= len(decodes.members)
             left = [request for request in list(late) if not self._serve(step, request)] if late else late
         else:
             left = self._serve_short_of_memory(step)

@@ -176,20 +176,22 @@ class Scheduler(Running):
             if group is not None and group.forked:
                 known -= 1
                 hit = shorter(hit, known, allocator.block_size)
-            count = self._capped(known - hit.num_tokens)
+            cached = hit.num_tokens
+            count = self._capped(known - cached)
             if count > step.budget:
                 if not config.chunked_prefill:
                     return None
                 count = step.budget
             whole = known if config.full_sequence_gate else 0
-            grant = allocator.admit(request, hit.num_tokens + count, hit, whole=whole, others_running=bool(running))
+            grant = allocator.admit(request, cached + count, hit, whole=whole, others_running=bool(running))
             if isinstance(grant, Refusal):
                 return grant
             waiting.pop_head()
             self._watch = None
             step.budget -= count
-            self._start(step, request, hit.num_tokens)
-            chunks.append(self._compute(request, count))
+            self._start(step, request, cached)
+            chunks.append(new_tuple(Chunk, (request, cached, count, cached + count == request.known)))
+            request.computed = cached + count
         return None
 
     def _start(self, step: Draft, request: Request, num_hit_tokens: int) -> None:
@@ -202,7 +204,6 @@ class Scheduler(Running):
             counters.queries += request.known
             counters.hits += num_hit_tokens
         step.admitted.append(new_tuple(Admission, (request, num_hit_tokens, resumed)))
-        request.computed = num_hit_tokens
         self._seat(request)
         self._catching_up.append(request)
         group = request.group
