@@ -85,7 +85,9 @@ class Replay:
         coast = self._coast
         due = _next_event(env)  # nobody can schedule an event before this process yields
         now = int(env.now)
-        while now < end:
+        while True:  # not `while now < end`: CPython 3.11 specialises a loop by its unconditional jumps back
+            if now >= end:
+                return now
             if arrivals.next_time <= now:
                 asks = bool(scheduler.waiting)  # who finds nobody in front is admitted, as a rule: no run to ask for
                 arrivals.enqueue_until(now)
@@ -125,7 +127,6 @@ class Replay:
             if due <= now:
                 yield env.timeout(now - int(env.now))
                 due = _next_event(env)
-        return now
 
     def _horizon(self, now: int, end: int) -> int:
         """How many equal steps to ask for: up to the next arrival that may matter, the next picture, or the cut."""
