@@ -73,7 +73,7 @@ class LastBlocks:
             return
         decodes = request.decoding
         assert decodes is not None
-        start, tail = self._from(request)
+        start, tail = self._ends.get(request) or self._from(request)
         clock = start - request.base
         if clock <= decodes.clock:
             clock = decodes.clock + 1

@@ -260,8 +260,9 @@ class Recorder:
         """Rows of requests that stopped at `now`."""
         if self.residency is not None:
             self.residency.drain(now)
+        drop = self._pool.drop if self._last_blocks is None else self._last_blocks.drop
         for request in finished:
-            self._pool.drop(request)
+            drop(request)
             if request.group is None:
                 progress = self._progress.pop(request)
                 progress.recount(request.computed)

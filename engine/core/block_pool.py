@@ -23,7 +23,7 @@ class BlockPool:
         "_extra",
         "_keys",
         "_map",
-        "_stale",
+        "stale",
         "capacity",
         "events",
         "num_evictions",
@@ -53,7 +53,7 @@ class BlockPool:
         self._extra: dict[int, int] = {}
         """References beyond the first, of the blocks that have any: most blocks never do."""
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
-        self._stale: list[int] = []
+        self.stale: list[int] = []
         """Blocks that were taken, whose old content nobody has looked for since: it is still under its keys."""
         self._map: dict[Hashable, int | dict[int, None]] = {}
 
@@ -66,7 +66,7 @@ class BlockPool:
     @property
     def num_cached_free(self) -> int:
         """Free blocks that hold cached content."""
-        return self.queue.num_at_back - self.num_unhashed_back
+        return self.queue.num_unfindable + self.queue.num_at_back - self.num_unhashed_back
 
     def ref_cnts(self) -> list[int]:
         """How many tables hold each block, by id (the null block: 0); O(capacity), for tests and pictures."""
@@ -88,7 +88,8 @@ class BlockPool:
 
     def cached_free(self) -> list[int]:
         """Free blocks that hold content; O(free), for pictures."""
-        return [b for segment in self.queue.back() if segment.held is not NOTHING for b in segment.queue()]
+        behind = [b for segment in self.queue.back() if segment.held is not NOTHING for b in segment.queue()]
+        return self.queue.stack[: self.queue.num_unfindable] + behind
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing. What
@@ -134,21 +135,20 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
         free = self.queue
-        taken = free.pop_front(count) if free.stack else []
-        missing = count - len(taken)
-        if not missing:
-            return taken
-        quick = free.pop_segment(missing)
-        if quick is not None:
-            blocks, held = quick
-            if held is UNFINDABLE:
-                self.num_evictions += missing
-            else:
+        stack = free.stack
+        if len(stack) < count:
+            free.refill(count)
+        left = len(stack) - count if len(stack) > count else 0
+        taken = stack[left:]
+        taken.reverse()
+        del stack[left:]
+        if left < free.num_unfindable:
+            self.num_evictions += free.num_unfindable - left
+            free.num_unfindable = left
+        if len(taken) < count:
+            for blocks, held in free.pop_back(count - len(taken)):
                 self._give_up(blocks, held)
-            return taken + blocks if taken else blocks
-        for blocks, held in free.pop_back(missing):
-            self._give_up(blocks, held)
-            taken += blocks
+                taken += blocks
         return taken
 
     def release(self, block_ids: list[int], num_full: int = 0) -> None:
@@ -165,7 +165,7 @@ class BlockPool:
                 self.num_unhashed_back += len(empty)
                 self.queue.push_back(list(empty), NOTHING)
             else:
-                self.queue.push_front(empty)
+                self.queue.stack += empty  # as a group they become the head, last block first
         if num_full:
             if self._keys[block_ids[0]] is not None:
                 self.forget_stale()  # perhaps it is the key of what this block held before
@@ -250,13 +250,13 @@ class BlockPool:
             self._forget(block_ids)
         else:
             self.num_evictions += len(block_ids)
-            self._stale += block_ids
+            self.stale += block_ids
 
     def forget_stale(self) -> None:
         """Takes what was given up out of the map: before anybody could find it, or while nobody waits."""
-        if self._stale:
-            stale, evictions = self._stale, self.num_evictions
-            self._stale = []
+        if self.stale:
+            stale, evictions = self.stale, self.num_evictions
+            self.stale = []
             self._forget(stale)
             self.num_evictions = evictions
 

@@ -64,15 +64,18 @@ class Segment:
 class FreeQueue:
     """Free blocks: a stack in front of a queue of segments."""
 
-    __slots__ = ("_home", "_num_gone", "_segments", "num_at_back", "stack")
+    __slots__ = ("_home", "_num_gone", "_segments", "num_at_back", "num_unfindable", "stack")
 
     def __init__(self, capacity: int) -> None:
         self.stack = list(range(capacity, 0, -1))
-        """Blocks without content; the last is the head of the whole queue."""
+        """The front; the last is the head of the whole queue. Blocks without content, but for the first ones."""
+        self.num_unfindable = 0
+        """How many of the stack, its first ones, hold content that nobody can ask for: segments that `refill` brought."""
         self._segments: deque[Segment] = deque()
         self._home: list[Segment | None] = [None] * (capacity + 1)
         """Segment of each findable block in the queue, by id, for hits."""
         self.num_at_back = 0
+        """Blocks of the segments that are still there."""
         self._num_gone = 0
         """Places of blocks that hits took out, in all segments; a segment that is empty since then is one, too."""
 
@@ -87,9 +90,7 @@ class FreeQueue:
         """The segments, next to go first."""
         return list(self._segments)
 
-    def push_front(self, blocks: Sequence[int]) -> None:
-        """Blocks without content, in the order of the table: as a group they become the head, last block first."""
-        self.stack += blocks
+
 
     def push_back(self, blocks: list[int], held: Held) -> None:
         """Blocks in the order of the table: as a group they become the tail, last block first."""
@@ -135,80 +136,58 @@ class FreeQueue:
         if self._num_gone <= self.num_at_back + MOST_GONE:
             return
         for segment in self._segments:
-            gone = segment.gone
-            if gone:
-                segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in gone]
-                gone.clear()
+            self._close_up(segment)
         self._segments = deque(segment for segment in self._segments if segment.blocks)
         self._num_gone = 0
 
-    def pop_front(self, count: int) -> list[int]:
-        """Up to `count` blocks of the stack."""
-        stack = self.stack
-        if not count or not stack:
-            return []
-        taken = stack[: -count - 1 : -1]
-        del stack[-count:]
-        return taken
+    def refill(self, count: int) -> None:
+        """Puts the next segments under the stack until it holds `count` blocks, as long as nobody can hit them: the
+        order stays, and the blocks come and go with a slice."""
+        stack, segments = self.stack, self._segments
+        while len(stack) < count and segments and segments[0].held is UNFINDABLE:
+            blocks = segments.popleft().blocks
+            stack[:0] = blocks
+            self.num_unfindable += len(blocks)
+            self.num_at_back -= len(blocks)
 
-    def pop_segment(self, count: int) -> tuple[list[int], Held] | None:
-        """`count` blocks of the next segment, and what they held, if it holds so many and no hit took any of them."""
-        segment = self._segments[0]
-        blocks, held = segment.blocks, segment.held
-        if len(blocks) < count or segment.gone:
-            return None
-        self.num_at_back -= count
-        taken = blocks[: -count - 1 : -1]
-        if len(blocks) == count:
-            self._segments.popleft()
-        else:
-            del blocks[-count:]
-        if held is FINDABLE:
-            home = self._home
-            for block_id in taken:
-                home[block_id] = None
-        return taken, held
+
 
     def pop_back(self, count: int) -> list[tuple[list[int], Held]]:
         """`count` blocks of the segments, grouped by what they held."""
-        groups = []
+        groups, segments, home = [], self._segments, self._home
         self.num_at_back -= count
         while count:
-            segment = self._segments[0]
-            blocks, held = segment.blocks, segment.held
+            segment = segments[0]
+            blocks = segment.blocks
             if not blocks:
                 self._num_gone -= 1
-                self._segments.popleft()
-                continue
-            if held is not FINDABLE and count < len(blocks):
-                taken = blocks[: -count - 1 : -1]
+            elif segment.gone:
+                self._close_up(segment)
+            taken = blocks[: -count - 1 : -1]
+            if len(taken) == len(blocks):
+                segments.popleft()
+            else:
                 del blocks[-count:]
-                groups.append((taken, held))
-                return groups
-            taken = self._pick(segment, count) if held is FINDABLE else blocks[::-1]
-            if held is not FINDABLE or not blocks:
-                self._segments.popleft()
+            if segment.held is FINDABLE:
+                for block_id in taken:
+                    home[block_id] = None
             count -= len(taken)
-            groups.append((taken, held))
+            groups.append((taken, segment.held))
         return groups
 
-    def _pick(self, segment: Segment, count: int) -> list[int]:
-        blocks, gone, home = segment.blocks, segment.gone, self._home
+    def _close_up(self, segment: Segment) -> None:
+        """Forgets the places of blocks that hits took out of this segment."""
+        gone = segment.gone
         if gone:
-            blocks[:] = [block_id for block_id in blocks if block_id not in gone]
+            segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in gone]
             self._num_gone -= len(gone)
             gone.clear()
-        taken = blocks[: -count - 1 : -1]
-        del blocks[-count:]
-        for block_id in taken:
-            home[block_id] = None
-        return taken
 
     def forget_content(self) -> list[int]:
         """All content is given up: the queue keeps its order, now as one stack. The blocks that held something."""
         held = [b for segment in self._segments for b in segment.queue()]
         self._segments.clear()
         self._home = [None] * len(self._home)
-        self.num_at_back = self._num_gone = 0
+        self.num_at_back = self.num_unfindable = self._num_gone = 0
         self.stack[:0] = reversed(held)
         return held

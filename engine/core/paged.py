@@ -162,7 +162,7 @@ class PagedAllocator(Sharing, PagedState):
         request.blocks = table
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
-            self._commits.later(request, min(num_tokens, request.num_tokens) // size)
+            self._commits.later(request, (num_tokens if num_tokens < request.known else request.known) // size)
         return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
     def extend(
@@ -247,7 +247,7 @@ class PagedAllocator(Sharing, PagedState):
         self._release(request, findable=request.status is not Status.FINISHED or self.pool.events is not None)
 
     def _release(self, request: Request, *, findable: bool) -> None:
-        self.catch_up()
+        self._commits.catch_up()
         table = self._tables.pop(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:

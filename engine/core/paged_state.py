@@ -55,7 +55,7 @@ class PagedState:
         queue, extra = pool.queue, pool.num_extra_references
         at_back = queue.num_at_back
         free = len(queue.stack) + at_back
-        cached = at_back - pool.num_unhashed_back if self.enable_caching else 0
+        cached = queue.num_unfindable + at_back - pool.num_unhashed_back
         used, slots = self.capacity_blocks - free, extra and extra * self.block_size
         if writes.open:
             slots -= writes.missing_slots(self.block_size)

@@ -108,7 +108,7 @@ FAULTS: list[dict[str, Any]] = [
     },
     {
         "fault": "a cached block that was taken still passes for one in the queue",
-        "where": "engine.core.free_queue:FreeQueue.pop_segment",
+        "where": "engine.core.free_queue:FreeQueue.pop_back",
         "line": "home[block_id] = None",
         "becomes": "pass",
         "suite": "paged",
@@ -116,9 +116,9 @@ FAULTS: list[dict[str, Any]] = [
     },
     {
         "fault": "a segment that lost blocks to hits is handed out whole",
-        "where": "engine.core.free_queue:FreeQueue.pop_segment",
-        "line": " or segment.gone:",
-        "becomes": ":",
+        "where": "engine.core.free_queue:FreeQueue.pop_back",
+        "line": "elif segment.gone:",
+        "becomes": "elif False:",
         "suite": "paged",
         "oracle": "manager",
     },

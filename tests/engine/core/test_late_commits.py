@@ -48,7 +48,7 @@ def noting(met: Counter[str]) -> AbstractContextManager[Any]:
 
     def counted(original: Callable[..., None], commits: Commits) -> None:
         met["put off"] += len(commits._behind)
-        met["stale"] += len(commits._pool._stale)
+        met["stale"] += len(commits._pool.stale)
         original(commits)
 
     return instead(Commits, "catch_up", counted)
