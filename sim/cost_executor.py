@@ -128,7 +128,7 @@ class CostExecutor:
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None
-        return StepResult(steps, total(first, slope, steps), stopped, first, slope)
+        return new_tuple(StepResult, (steps, total(first, slope, steps), stopped, first, slope, None, None, ()))
 
     def _note(self, batch: Batch, stopped: list[Request]) -> None:
         """Requests that sampled their first token, or one after a pause, decode from the next step on; those whose only

@@ -196,10 +196,9 @@ class BlockPool:
         self.forget_stale()
         self.num_stored += len(block_ids)
         block_keys, index = self._keys, self._map
-        setdefault = index.setdefault
-        for block_id, key in zip(block_ids, keys, strict=True):
+        entries = map(index.setdefault, keys, block_ids)
+        for block_id, key, entry in zip(block_ids, keys, entries, strict=True):
             block_keys[block_id] = key
-            entry = setdefault(key, block_id)
             if entry is not block_id:
                 if isinstance(entry, int):
                     index[key] = {entry: None, block_id: None}

@@ -107,7 +107,7 @@ class PagedAllocator(Sharing, PagedState):
         keys = request.content.keys(0, limit, self.block_size)
         found = self.pool.find(keys)
         missing = keys[len(found)] if len(found) < limit else None
-        return Hit(len(found) * self.block_size, found, missing)
+        return new_tuple(Hit, (len(found) * self.block_size, found, missing))
 
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
@@ -147,13 +147,13 @@ class PagedAllocator(Sharing, PagedState):
             fresh = 0
         needed = fresh + unreferenced
         if needed + reserve > free:
-            return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
+            return new_tuple(Refusal, (Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free))
         if whole > num_tokens or (whole and request.group is not None):
             gate = -(-min(whole, limit) // size) - held + unreferenced
             if request.group is not None:
                 gate += self._needed_by_others(request.group)
             if gate + reserve > free:
-                return Refusal(Reason.FULL_SEQUENCE, gate, free)
+                return new_tuple(Refusal, (Reason.FULL_SEQUENCE, gate, free))
         if held:
             pool.touch(hit.block_ids)
         new_blocks = pool.take(fresh)
@@ -170,28 +170,31 @@ class PagedAllocator(Sharing, PagedState):
     ) -> Grant | Refusal:
         """Takes what is missing for all requests together, or nothing."""
         size, limit, pool = self.block_size, self._max_model_len, self.pool
-        tables = [self._table(request) for request in requests]
-        needs = [
-            max(-(-min(total + num_lookahead, limit) // size) - len(table), 0)
-            for table, total in zip(tables, num_tokens, strict=True)
-        ]
+        tables: list[list[int]] = []
+        needs: list[int] = []
+        for request, total in zip(requests, num_tokens, strict=True):
+            table = self._table(request)
+            tables.append(table)
+            needs.append(max(-(-min(total + num_lookahead, limit) // size) - len(table), 0))
         shared = self._shared_tails(requests, tables) if self._writes.open else ()
         needed, free = sum(needs), pool.num_free
         if shared:
             needed += self._writes.num_needed(table[index] for table, index in shared)
         if needed > free:
-            return Refusal(Reason.NO_FREE_BLOCKS, needed, free)
+            return new_tuple(Refusal, (Reason.NO_FREE_BLOCKS, needed, free))
         if self.one_free_each and free < len(requests) and self._shares_pool(requests):
             return Refusal(Reason.NO_FREE_BLOCKS, len(requests), free)
         copies = [self._writes.write(table, index) for table, index in shared] if shared else ()
-        new_blocks = [pool.take(need) for need in needs]
-        for table, blocks in zip(tables, new_blocks, strict=True):
-            table.extend(blocks)
+        new_blocks: list[list[int]] = []
+        for table, need in zip(tables, needs, strict=True):
+            blocks = pool.take(need)
+            table += blocks
+            new_blocks.append(blocks)
         if self.enable_caching:
             for request, total in zip(requests, num_tokens, strict=True):
                 self._commits.later(request, min(total, request.num_tokens) // size)
         if not shared or not any(copies):
-            return Grant(new_blocks)
+            return new_tuple(Grant, (new_blocks, (), (), (), (), 0))
         copied = {id(table) for (table, _), copy in zip(shared, copies, strict=True) if copy}
         moved = [request for request, table in zip(requests, tables, strict=True) if id(table) in copied]
         return Grant(new_blocks, moved, [copy for copy in copies if copy])
