@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.integrals import INTERNAL, SPARE, USED, Growth
 from sim.pool_state import later_in_run
-from sim.turn_log import FLUSH_TURNS, Flush, arrays
+from sim.turn_log import FLUSH_TURNS, Flush, arrays, int64s
 
 RUN = (
     "segment",
@@ -76,8 +76,7 @@ class CoastLog:
         """Sums what is logged into the rows."""
         if not self._runs:
             return
-        runs = np.array(self._runs, dtype=np.int64).reshape(-1, _WIDTH)
-        taken = np.array(self._taken, dtype=np.int64)
+        runs, taken = int64s(self._runs).reshape(-1, _WIDTH), int64s(self._taken)
         turns, changes = self._worked_out(runs, taken)
         if self._begun[0]:
             changes[INTERNAL] = arrays(self._begun)

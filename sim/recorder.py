@@ -22,7 +22,6 @@ from sim.rows import Progress, num_sampled, stands_for_group, stopped_as
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, Fork, StepResult
-    from engine.core.group import Group
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.residency import Residency

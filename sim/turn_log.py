@@ -7,6 +7,7 @@ might not fit 64 bits are split or, if even that is not enough, taken in Python 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,8 @@ class TurnLog:
     ) -> None:
         """One turn; `growth` has one entry for each step after the first, or none."""
         turns = self._turns
-        turns += (segment, first, slope, steps, emitted, computed, *state)
+        turns += (segment, first, slope, steps, emitted, computed)
+        turns += state
         if growth is not NO_GROWTH:
             used, internal, unspared = growth
             turn = len(turns) // (_FIXED + WIDTH) - 1
@@ -85,7 +87,7 @@ class TurnLog:
     def flush(self) -> None:
         """Sums what is logged into the rows."""
         if self._turns:
-            Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
+            Flush(int64s(self._turns).reshape(-1, _FIXED + WIDTH), self._rows).sum(
                 {column: arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
             )
             self._turns.clear()
@@ -96,8 +98,13 @@ class TurnLog:
 
 def arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, Any]:
     """Turns, numbers of changes and changes."""
-    at, lengths, values = (np.array(part, dtype=np.int64) for part in parts)
+    at, lengths, values = map(int64s, parts)
     return at, lengths, values
+
+
+def int64s(values: list[int]) -> Any:
+    """An array of them; in half the time of NumPy's own, which first looks for what they are."""
+    return np.frombuffer(struct.pack(f"{len(values)}q", *values), dtype=np.int64)
 
 
 class Flush:

@@ -23,7 +23,6 @@ class BlockPool:
         "_extra",
         "_keys",
         "_map",
-        "stale",
         "capacity",
         "events",
         "num_evictions",
@@ -31,6 +30,7 @@ class BlockPool:
         "num_stored",
         "num_unhashed_back",
         "queue",
+        "stale",
         "tells_uses",
     )
 

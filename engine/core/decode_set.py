@@ -69,7 +69,8 @@ class DecodeSet:
         request.decoding = self
         self.sum_base += base
         self.members.add(request)
-        self.num_sharing += request.content.shares_outputs
+        if request.content.shares_outputs:
+            self.num_sharing += 1
         if request.group is not None:
             self.num_beams += request.group.beam
         if self.period:
@@ -83,7 +84,8 @@ class DecodeSet:
         """Writes the derived counts back into the request and lets go of it."""
         base = request.base
         self.members.remove(request)
-        self.num_sharing -= request.content.shares_outputs
+        if request.content.shares_outputs:
+            self.num_sharing -= 1
         if request.group is not None:
             self.num_beams -= request.group.beam
         self.sum_base -= base
@@ -105,9 +107,11 @@ class DecodeSet:
 
     def growing_in(self, num_steps: int) -> Sequence[Request]:
         """Members that outgrow what they hold in the next `num_steps` steps, in (step, running order)."""
+        first = self.clock % self.period
         if num_steps == 1:
-            return self.buckets[self.clock % self.period]
-        return list(chain.from_iterable(self._phases(num_steps)))
+            return self.buckets[first]
+        phases = self._twice[first : first + num_steps] if num_steps <= self.period else self._phases(num_steps)
+        return list(chain.from_iterable(phases))
 
     def steps_within(self, num_blocks: int, limit: int) -> int:
         """Steps, at most `limit`, before the members outgrow that many blocks of `period` tokens."""
@@ -126,11 +130,9 @@ class DecodeSet:
         return limit
 
     def _phases(self, num_steps: int) -> list[list[Request]]:
-        """The buckets of the next `num_steps` steps."""
+        """The buckets of the next `num_steps` steps, more than a period of them."""
         period = self.period
         first = self.clock % period
-        if num_steps <= period:
-            return self._twice[first : first + num_steps]
         return (self._twice[first : first + period] * (num_steps // period + 1))[:num_steps]
 
     def steps_before_filling(self, key: Hashable, limit: int) -> int:
@@ -153,9 +155,12 @@ class DecodeSet:
 
     def growth_counts(self, num_steps: int) -> list[int]:
         """How many members outgrow what they hold, in each of the next `num_steps` steps."""
-        if not self.period:
+        period = self.period
+        if not period:
             return [0] * num_steps
-        return list(map(len, self._phases(num_steps)))
+        first = self.clock % period
+        phases = self._twice[first : first + num_steps] if num_steps <= period else self._phases(num_steps)
+        return list(map(len, phases))
 
     def filling(self, block_size: int, step: int = 0) -> Sequence[Request]:
         """Members whose token of that step is the last of its block, in running order; needs period = block_size."""

@@ -70,7 +70,7 @@ class FreeQueue:
         self.stack = list(range(capacity, 0, -1))
         """The front; the last is the head of the whole queue. Blocks without content, but for the first ones."""
         self.num_unfindable = 0
-        """How many of the stack, its first ones, hold content that nobody can ask for: segments that `refill` brought."""
+        """How many of the stack, its first ones, hold content that nobody can ask for: `refill` brought them."""
         self._segments: deque[Segment] = deque()
         self._home: list[Segment | None] = [None] * (capacity + 1)
         """Segment of each findable block in the queue, by id, for hits."""
@@ -89,8 +89,6 @@ class FreeQueue:
     def back(self) -> list[Segment]:
         """The segments, next to go first."""
         return list(self._segments)
-
-
 
     def push_back(self, blocks: list[int], held: Held) -> None:
         """Blocks in the order of the table: as a group they become the tail, last block first."""
@@ -149,8 +147,6 @@ class FreeQueue:
             stack[:0] = blocks
             self.num_unfindable += len(blocks)
             self.num_at_back -= len(blocks)
-
-
 
     def pop_back(self, count: int) -> list[tuple[list[int], Held]]:
         """`count` blocks of the segments, grouped by what they held."""

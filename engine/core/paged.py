@@ -107,7 +107,7 @@ class PagedAllocator(Sharing, PagedState):
         keys = request.content.keys(0, limit, self.block_size)
         found = self.pool.find(keys)
         missing = keys[len(found)] if len(found) < limit else None
-        return new_tuple(Hit, (len(found) * self.block_size, found, missing))
+        return Hit(len(found) * self.block_size, found, missing)
 
     def free_run(self, requests: DecodeSet, limit: int, watch: Hashable = None) -> int:
         """Steps until the crossings outrun the free blocks, or until one commits `watch`."""
@@ -117,6 +117,8 @@ class PagedAllocator(Sharing, PagedState):
         free = len(queue.stack) + queue.num_at_back - self.one_free_each
         if watch is not None and requests.num_sharing:
             limit = min(limit, requests.steps_before_filling(watch, limit))
+        if (limit // self.block_size + 1) * len(requests.members) <= free:
+            return limit
         return requests.steps_within(free, limit)
 
     @property
