@@ -12,7 +12,7 @@ from typing import Any, Literal
 from engine.core.allocator import check_pool
 from engine.core.block_check import check_blocks
 from engine.core.block_events import Event
-from engine.core.free_queue import FINDABLE, NOTHING, UNFINDABLE, FreeQueue, Held
+from engine.core.free_queue import FINDABLE, NOTHING, UNFINDABLE, FreeQueue
 
 
 class BlockPool:
@@ -147,7 +147,12 @@ class BlockPool:
             free.num_unfindable = left
         if len(taken) < count:
             for blocks, held in free.pop_back(count - len(taken)):
-                self._give_up(blocks, held)
+                if held is FINDABLE:
+                    self._give_up(blocks)
+                elif held is UNFINDABLE:
+                    self.num_evictions += len(blocks)
+                else:
+                    self.num_unhashed_back -= len(blocks)
                 taken += blocks
         return taken
 
@@ -239,13 +244,9 @@ class BlockPool:
         entry = self._map.get(key, {})
         return 1 if isinstance(entry, int) else len(entry)
 
-    def _give_up(self, block_ids: list[int], held: Held) -> None:
+    def _give_up(self, block_ids: list[int]) -> None:
         """What these blocks held cannot be found any more; with events, which have an order, it is gone at once."""
-        if held is UNFINDABLE:
-            self.num_evictions += len(block_ids)
-        elif held is NOTHING:
-            self.num_unhashed_back -= len(block_ids)
-        elif self.events is not None:
+        if self.events is not None:
             self._forget(block_ids)
         else:
             self.num_evictions += len(block_ids)
