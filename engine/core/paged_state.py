@@ -56,10 +56,10 @@ class PagedState:
         at_back = queue.num_at_back
         free = len(queue.stack) + at_back
         cached = queue.num_unfindable + at_back - pool.num_unhashed_back
-        used, slots = self.capacity_blocks - free, extra and extra * self.block_size
+        used, shared = self.capacity_blocks - free, extra and extra * self.block_size
         if writes.open:
-            slots -= writes.missing_slots(self.block_size)
-        counters = (free, cached, used, extra, slots, 0, free, pool.num_evictions, writes.num_copies)
+            shared -= writes.missing_slots(self.block_size)
+        counters = (free, cached, used, extra, shared, 0, free, pool.num_evictions, writes.num_copies)
         return new_tuple(AllocatorStats, counters)
 
     def regions(self) -> Regions:

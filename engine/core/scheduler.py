@@ -192,8 +192,7 @@ class Scheduler(Running):
             self._watch = None
             step.budget -= count
             self._start(step, request, cached)
-            chunks.append(new_tuple(Chunk, (request, cached, count, cached + count == request.known)))
-            request.computed = cached + count
+            chunks.append(self._compute(request, count))
         return None
 
     def _start(self, step: Draft, request: Request, num_hit_tokens: int) -> None:
@@ -206,6 +205,7 @@ class Scheduler(Running):
             counters.queries += request.known
             counters.hits += num_hit_tokens
         step.admitted.append(new_tuple(Admission, (request, num_hit_tokens, resumed)))
+        request.computed = num_hit_tokens
         self._seat(request)
         self._catching_up.append(request)
         group = request.group
