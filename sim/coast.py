@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from sim.progression import steps_to_reach, total
+from sim.progression import reach, total
 
 if TYPE_CHECKING:
     from engine.core.request import Request
@@ -75,10 +75,9 @@ class Coast:
             if slope is None:
                 break
             steps = most = stop - decodes.clock
-            duration = total(first, slope, steps)
+            duration = steps * first + slope * (steps * (steps - 1) // 2)
             if now + duration > until:
-                steps = steps_to_reach(first, slope, until - now)
-                duration = total(first, slope, steps)
+                steps, duration = reach(first, slope, until - now)
             growth = scheduler.coast(steps) if now + duration <= end else None
             if growth is None:
                 break

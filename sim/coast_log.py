@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.integrals import INTERNAL, SPARE, USED, Growth
 from sim.pool_state import later_in_run
-from sim.turn_log import FLUSH_TURNS, Flush, arrays
+from sim.turn_log import FLUSH_TURNS, Flush, arrays, int64s
 
 RUN = (
     "segment",
@@ -35,6 +35,7 @@ RUN = (
 referenced at the end; slots never filled in the first step; shared and asked slots; blocks free and without content at
 the end, and how many gave up content; largest free extent in slots."""
 _WIDTH = len(RUN)
+_FULL = FLUSH_TURNS * _WIDTH
 
 
 class CoastLog:
@@ -59,7 +60,7 @@ class CoastLog:
             values += begun
         runs += run
         self._taken += taken
-        if len(runs) > FLUSH_TURNS * _WIDTH:
+        if len(runs) > _FULL:
             self.flush()
 
     def expand(self, run: tuple[int, ...], taken: Sequence[int], begun: Sequence[int]) -> tuple[list[int], Growth]:
@@ -75,8 +76,7 @@ class CoastLog:
         """Sums what is logged into the rows."""
         if not self._runs:
             return
-        runs = np.array(self._runs, dtype=np.int64).reshape(-1, _WIDTH)
-        taken = np.array(self._taken, dtype=np.int64)
+        runs, taken = int64s(self._runs).reshape(-1, _WIDTH), int64s(self._taken)
         turns, changes = self._worked_out(runs, taken)
         if self._begun[0]:
             changes[INTERNAL] = arrays(self._begun)

@@ -39,7 +39,8 @@ class Features(NamedTuple):
 def features_of(batch: Batch) -> Features:
     """Of the batch's first step; O(chunks)."""
     new = batch.num_new_tokens
-    return new_tuple(Features, (batch.num_seqs, new, batch.num_context_tokens + new, *batch.attended()))
+    pairs, longest = batch.attended()
+    return new_tuple(Features, (batch.num_seqs, new, batch.num_context_tokens + new, pairs, longest))
 
 
 def decode_features(num_seqs: int, num_kv_tokens: int) -> Features:

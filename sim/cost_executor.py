@@ -103,12 +103,13 @@ class CostExecutor:
 
     def submit(self, batch: Batch) -> StepResult:
         """Answers at once."""
-        steps = batch.num_steps
+        steps, stops = batch.num_steps, self._stops
         for request in batch.joined:
-            heappush(self._stops, (num_stop_computed(request) - request.base, request.order, request.base, request))
-        stopped = self.stopped_at(batch.clock + steps - 1)
+            heappush(stops, (num_stop_computed(request) - request.base, request.order, request.base, request))
+        last = batch.clock + steps - 1
+        stopped = self.stopped_at(last) if stops and stops[0][0] <= last else []
         if batch.chunks:
-            stopped += self._note(batch)
+            self._note(batch, stopped)
         clock, seqs, first, slope, durations = self._ahead
         if not (batch.steady and batch.clock == clock and batch.num_seqs == seqs):
             assert steps == 1, f"a run of {steps} steps that nobody asked for"
@@ -127,23 +128,21 @@ class CostExecutor:
         if durations is not None:
             return StepResult(steps, sum(durations[:steps]), stopped, first, 0, durations[:steps])
         assert slope is not None
-        return StepResult(steps, total(first, slope, steps), stopped, first, slope)
+        return new_tuple(StepResult, (steps, total(first, slope, steps), stopped, first, slope, None, None, ()))
 
-    def _note(self, batch: Batch) -> list[Request]:
+    def _note(self, batch: Batch, stopped: list[Request]) -> None:
         """Requests that sampled their first token, or one after a pause, decode from the next step on; those whose only
-        token it was stop."""
-        stopped: list[Request] = []
-        for request, _, _, completes in batch.chunks:
+        token it was join the stopped."""
+        for request, context, new, completes in batch.chunks:
             if completes:
-                left = num_stop_computed(request) - request.computed
-                if left:
-                    base = request.computed - batch.clock
-                    heappush(self._stops, (batch.clock + left, request.order, base, request))
+                base = context + new - batch.clock
+                stop = num_stop_computed(request) - base
+                if stop > batch.clock:
+                    heappush(self._stops, (stop, request.order, base, request))
                 elif request.group is not None and not request.group.forked:
                     stopped += request.group.members
                 else:
                     stopped.append(request)
-        return stopped
 
     def _durations(self, seqs: int, kv: int, first: int, steps: int, until: int | None, end: int | None) -> list[int]:
         """Step by step, as far as `horizon` goes."""

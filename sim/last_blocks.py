@@ -49,9 +49,9 @@ class LastBlocks:
 
     def scheduled(self, batch: Batch) -> None:
         """Last blocks taken in the batch's first step."""
-        for request, _, _, _ in batch.chunks:
+        for request, context, new, _ in batch.chunks:
             start, tail = self._from(request)
-            if request.computed >= start and request not in self._tails:
+            if context + new >= start and request not in self._tails:
                 self._begin(request, tail)
         for request in batch.joined:
             start, tail = self._from(request)
@@ -59,7 +59,8 @@ class LastBlocks:
                 self.follow(request)
             elif request not in self._tails:
                 self._begin(request, tail)
-        self.reached(batch.decodes, batch.clock)
+        if self.next_clock <= batch.clock:
+            self.reached(batch.decodes, batch.clock)
 
     def reached(self, decodes: DecodeSet, clock: int) -> None:
         """Last blocks taken by decoding requests in the step at `clock`."""
@@ -70,9 +71,12 @@ class LastBlocks:
         """The request decodes from the next step on: notes when it will take its last block."""
         if request in self._tails:
             return
-        assert request.decoding is not None
-        start, tail = self._from(request)
-        clock = max(start - request.base, request.decoding.clock + 1)
+        decodes = request.decoding
+        assert decodes is not None
+        start, tail = self._ends.get(request) or self._from(request)
+        clock = start - request.base
+        if clock <= decodes.clock:
+            clock = decodes.clock + 1
         entries = self._calendar.get(clock)
         if entries is not None:
             entries.append((request, start, tail))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.core.allocator import AllocatorStats, KVAllocator, Reason
+from engine.core.allocator import AllocatorStats, KVAllocator, Reason, new_tuple
 from sim import integrals as at
 from sim.integrals import NO_GROWTH, Growth
 from sim.last_blocks import LastBlocks
@@ -84,7 +84,7 @@ class PoolState:
         later, spare, unspared = later_in_run(batch.growth, spare, evicted if self.caches else None)
         state = self._read(batch, later, spare)
         begun = self.last_blocks.run(batch.decodes, batch.clock, batch.num_steps)
-        return state, Growth(batch.growth[1:], begun, unspared)
+        return state, new_tuple(Growth, (batch.growth[1:], begun, unspared))
 
     def _read(self, batch: Batch, later: int, spare: int) -> list[int]:
         """`later` of the referenced blocks are not taken yet in the batch's first step, `spare` blocks are free and

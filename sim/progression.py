@@ -18,23 +18,27 @@ def steps_until(first: int, slope: int, duration: int, most: int) -> int:
     """Smallest number of steps, 1 to `most`, that together last `duration` or more; `most` if none does."""
     if most * first + slope * (most * (most - 1) // 2) < duration:
         return most
-    return steps_to_reach(first, slope, duration)
+    return reach(first, slope, duration)[0]
 
 
-def steps_to_reach(first: int, slope: int, duration: int) -> int:
-    """Smallest number of steps that together last `duration` or more; there is one."""
+def reach(first: int, slope: int, duration: int) -> tuple[int, int]:
+    """Smallest number of steps that together last `duration` or more, and how long they last; there is one."""
     if first >= duration:
-        return 1
+        return 1, first
     if not slope:
-        return -(-duration // first)
+        steps = -(-duration // first)
+        return steps, steps * first
     # slope/2 k^2 + (first - slope/2) k >= duration: solved in floating point, then put right in integers.
     half = first - slope / 2
-    k = max(int((sqrt(half * half + 2.0 * slope * duration) - half) / slope), 1)
-    while k * first + slope * (k * (k - 1) // 2) < duration:
-        k += 1
-    while k > 1 and (k - 1) * first + slope * ((k - 1) * (k - 2) // 2) >= duration:
-        k -= 1
-    return k
+    steps = int((sqrt(half * half + 2.0 * slope * duration) - half) / slope) or 1
+    last = first + slope * (steps - 1)
+    lasting = steps * (first + last) // 2
+    while lasting < duration:
+        steps, last = steps + 1, last + slope
+        lasting += last
+    while lasting - last >= duration:
+        steps, lasting, last = steps - 1, lasting - last, last - slope
+    return steps, lasting
 
 
 def boundary_after(result: StepResult, duration: int) -> int:

@@ -22,7 +22,6 @@ from sim.rows import Progress, num_sampled, stands_for_group, stopped_as
 
 if TYPE_CHECKING:
     from engine.core.batch import Batch, Fork, StepResult
-    from engine.core.group import Group
     from engine.core.request import Request
     from engine.core.scheduler import Scheduler
     from sim.residency import Residency
@@ -104,8 +103,9 @@ class Recorder:
             if stands_for_group(request):
                 self.away.come_back(now, request)
                 self.wait_ends.append(now)
-        self.num_swapped_out += len(batch.to_host)
-        self.num_swapped_in += len(batch.to_device)
+        if batch.to_host or batch.to_device:
+            self.num_swapped_out += len(batch.to_host)
+            self.num_swapped_in += len(batch.to_device)
 
     def _forked(self, now: int, forks: Sequence[Fork]) -> None:
         for _, child, num_tokens in forks:
@@ -180,9 +180,9 @@ class Recorder:
         if batch.num_steps == 1:
             state = pool.read_step(batch)
             emitted = len(batch.decodes.members)
-            for chunk in batch.chunks:
-                if chunk.completes:
-                    emitted += 1 if chunk.request.group is None else num_sampled(chunk.request.group)
+            for request, _, _, completes in batch.chunks:
+                if completes:
+                    emitted += 1 if request.group is None else num_sampled(request.group)
             if self.steps is not None:
                 self._record_step(start, batch, result, state)
             self.integrals.add_step(start, result.duration, state, emitted, batch.num_new_tokens)
@@ -244,13 +244,14 @@ class Recorder:
 
     def updated(self, now: int, batch: Batch, finished: Sequence[Request]) -> None:
         """First tokens and finishes at `now`, the end of the step; called after `scheduler.update`."""
+        last = self._last_blocks
         for request, _, _, completes in batch.chunks:
             if completes:
                 progress = self._progress[request]
                 if progress.first_token < 0:
                     progress.first_token = now
-                if self._last_blocks is not None and request.decoding is not None:
-                    self._last_blocks.follow(request)
+                if last is not None and request.decoding is not None:
+                    last.follow(request)
         if finished:
             self.finished(now, finished)
 
@@ -258,18 +259,16 @@ class Recorder:
         """Rows of requests that stopped at `now`."""
         if self.residency is not None:
             self.residency.drain(now)
-        groups: dict[Group, None] = {}
+        drop = self._pool.drop if self._last_blocks is None else self._last_blocks.drop
         for request in finished:
-            self._pool.drop(request)
+            drop(request)
             if request.group is None:
                 progress = self._progress.pop(request)
                 progress.recount(request.computed)
                 self.rows.append(progress.row(request, stopped_as(request), now))
-            else:
-                groups[request.group] = None
-                if request in self._progress:  # else it sampled its only token beside its leader's
-                    self._progress[request].recount(request.computed)
-        for group in groups:
+            elif request in self._progress:  # else it sampled its only token beside its leader's
+                self._progress[request].recount(request.computed)
+        for group in {request.group: None for request in finished if request.group is not None}:
             if not group.live():
                 self._write(group.leader, stopped_as(group.leader), now)
 

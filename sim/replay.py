@@ -52,7 +52,7 @@ class Replay:
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder
-        self._end = end
+        self._end = NEVER if end is None else end
         self._cut = cut
         self._on_turn = on_turn
         self._arrivals = Arrivals(requests, scheduler, recorder, turns, max_concurrency)
@@ -79,13 +79,14 @@ class Replay:
 
     def _serve(self, env: simpy.Environment) -> Generator[simpy.Event, object, int]:
         """The server: its own time runs ahead of the environment's while no other event is due before it."""
-        scheduler, recorder, arrivals = self._scheduler, self._recorder, self._arrivals
-        end = NEVER if self._end is None else self._end
+        scheduler, recorder, arrivals, end = self._scheduler, self._recorder, self._arrivals, self._end
         on_turn, tell = self._on_turn, TURNS_TO_TELL
         coast = self._coast
         due = _next_event(env)  # nobody can schedule an event before this process yields
         now = int(env.now)
-        while now < end:
+        while True:  # not `while now < end`: CPython 3.11 specialises a loop by its unconditional jumps back
+            if now >= end:
+                return now
             if arrivals.next_time <= now:
                 asks = bool(scheduler.waiting)  # who finds nobody in front is admitted, as a rule: no run to ask for
                 arrivals.enqueue_until(now)
@@ -99,32 +100,39 @@ class Replay:
                 now = wake
             elif (
                 coast is not None
+                and not scheduler.waiting
                 and scheduler.may_coast
                 and (ahead := coast.run(now, min(arrivals.next_time, recorder.snapshot_due, due), end)) > now
             ):
                 now = ahead
             else:
-                batch = scheduler.schedule(self._horizon(now, end) if asks else 1)
-                if batch.preempted or not batch.num_seqs:
-                    self._progress.watch(batch)
-                    if not batch.num_seqs:
-                        recorder.moved(now, batch)
-                        continue
-                result = execute(scheduler, self._executor, batch)
-                recorder.record(now, batch, result, arrivals.next_time)
-                now += result.duration
-                if now > end:
-                    return end
-                finished = scheduler.update(batch, result)
-                recorder.updated(now, batch, finished)
-                if finished and arrivals.follows_service:
-                    arrivals.ended(now, finished)
+                now = self._turn(now, self._horizon(now, end) if asks else 1)
             if on_turn is not None and recorder.num_turns >= tell:
                 tell = recorder.num_turns + TURNS_TO_TELL
                 on_turn(now)
             if due <= now:
                 yield env.timeout(now - int(env.now))
                 due = _next_event(env)
+
+    def _turn(self, now: int, horizon: int) -> int:
+        """One batch that begins at `now`: when it ends. At once where all in it were preempted; with the run where it
+        would go on beyond that, and nothing comes of it."""
+        scheduler, recorder, arrivals = self._scheduler, self._recorder, self._arrivals
+        batch = scheduler.schedule(horizon)
+        if batch.preempted or not batch.num_seqs:
+            self._progress.watch(batch)
+            if not batch.num_seqs:
+                recorder.moved(now, batch)
+                return now
+        result = execute(scheduler, self._executor, batch)
+        recorder.record(now, batch, result, arrivals.next_time)
+        now += result.duration
+        if now > self._end:
+            return self._end
+        finished = scheduler.update(batch, result)
+        recorder.updated(now, batch, finished)
+        if finished and arrivals.follows_service:
+            arrivals.ended(now, finished)
         return now
 
     def _horizon(self, now: int, end: int) -> int:

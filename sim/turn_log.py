@@ -7,6 +7,7 @@ might not fit 64 bits are split or, if even that is not enough, taken in Python 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ SPLIT_BITS = 22
 """Durations are split here, so that each half times any number of slots fits."""
 _FIXED = 6
 """Columns of a logged turn before its state: segment, first, slope, steps, emitted, computed."""
+_FULL = FLUSH_TURNS * (_FIXED + WIDTH)
 
 
 class TurnLog:
@@ -62,7 +64,8 @@ class TurnLog:
     ) -> None:
         """One turn; `growth` has one entry for each step after the first, or none."""
         turns = self._turns
-        turns += (segment, first, slope, steps, emitted, computed, *state)
+        turns += (segment, first, slope, steps, emitted, computed)
+        turns += state
         if growth is not NO_GROWTH:
             used, internal, unspared = growth
             turn = len(turns) // (_FIXED + WIDTH) - 1
@@ -72,7 +75,7 @@ class TurnLog:
                 self._change(INTERNAL, turn, internal)
             if unspared:
                 self._change(SPARE, turn, unspared)
-        if len(turns) > FLUSH_TURNS * (_FIXED + WIDTH):
+        if len(turns) > _FULL:
             self.flush()
 
     def _change(self, column: int, turn: int, changes: Sequence[int]) -> None:
@@ -84,7 +87,7 @@ class TurnLog:
     def flush(self) -> None:
         """Sums what is logged into the rows."""
         if self._turns:
-            Flush(np.array(self._turns, dtype=np.int64).reshape(-1, _FIXED + WIDTH), self._rows).sum(
+            Flush(int64s(self._turns).reshape(-1, _FIXED + WIDTH), self._rows).sum(
                 {column: arrays(parts) for column, parts in self._changes.items() if parts[0]}, self._size
             )
             self._turns.clear()
@@ -95,8 +98,13 @@ class TurnLog:
 
 def arrays(parts: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any, Any]:
     """Turns, numbers of changes and changes."""
-    at, lengths, values = (np.array(part, dtype=np.int64) for part in parts)
+    at, lengths, values = map(int64s, parts)
     return at, lengths, values
+
+
+def int64s(values: list[int]) -> Any:
+    """An array of them; in half the time of NumPy's own, which first looks for what they are."""
+    return np.frombuffer(struct.pack(f"{len(values)}q", *values), dtype=np.int64)
 
 
 class Flush:
@@ -141,6 +149,8 @@ class Flush:
         self._add(TOKENS, self._state[:, SEQS] * by_index)
         self._add(WIDTH + TOKENS, self._state[:, SEQS] * self._pairs)
         for column, (at, lengths, values) in changes.items():
+            if not values.any():
+                continue
             area, total = self._lasting(at, lengths, values)
             unit = 1 if column == INTERNAL else -block_size if column == SPARE else block_size
             self._add_at(at, column, area, unit)
@@ -153,13 +163,15 @@ class Flush:
     def _lasting(self, at: Any, lengths: Any, values: Any) -> tuple[Any, Any]:
         """Per turn: time integral and per-step sum of changes that each last from their step to the turn's end.
 
-        Step i begins i x first + slope x i (i - 1) / 2 after the turn does."""
-        turn = np.repeat(at, lengths)
+        Step i begins i x first + slope x i (i - 1) / 2 after the turn does, so sums of values, of values x i and of
+        values x i (i - 1) / 2 are all that it takes."""
         begins = np.cumsum(lengths) - lengths
-        index = np.arange(len(turn)) - np.repeat(begins, lengths) + 1
-        elapsed = index * self._first[turn] + self._slope[turn] * (index * (index - 1) // 2)
-        area = np.add.reduceat(values * (self._duration[turn] - elapsed), begins)
-        return area, np.add.reduceat(values * (self._steps[turn] - index), begins)
+        index = np.arange(1, len(values) + 1) - np.repeat(begins, lengths)
+        by_index = values * index
+        plain, moment = np.add.reduceat(values, begins), np.add.reduceat(by_index, begins)
+        pairs = np.add.reduceat(by_index * (index - 1), begins) // 2
+        area = plain * self._duration[at] - moment * self._first[at] - pairs * self._slope[at]
+        return area, plain * self._steps[at] - moment
 
     def _add(self, column: int, values: Any, shift: int = 0) -> None:
         for segment, total in zip(self._segments, np.add.reduceat(values, self._starts).tolist(), strict=True):

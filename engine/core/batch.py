@@ -133,14 +133,15 @@ class Batch:
         self.head_refusal = head_refusal
         """Why the head of the queue did not get memory; None if it was not refused any."""
         self.num_waiting = num_waiting
-        num_decodes = len(decodes.members)
-        self.num_seqs = num_decodes + len(chunks)
-        self.num_new_tokens = num_decodes
-        self.num_context_tokens = decodes.sum_base + num_decodes * (decodes.clock - 1)
-        """Tokens whose K and V this step reads from before it, summed over the sequences."""
+        num_new = num_decodes = len(decodes.members)
+        num_context = decodes.sum_base + num_decodes * (decodes.clock - 1)
         for _, context, new, _ in chunks:
-            self.num_new_tokens += new
-            self.num_context_tokens += context
+            num_new += new
+            num_context += context
+        self.num_seqs = num_decodes + len(chunks)
+        self.num_new_tokens = num_new
+        self.num_context_tokens = num_context
+        """Tokens whose K and V this step reads from before it, summed over the sequences."""
         self.steady = not (chunks or admitted or preempted or grants) and num_decodes > 0
         """Whether nothing but decoding happened, so that the next step may be the same again."""
         self.num_steps = 1
@@ -162,9 +163,10 @@ class Batch:
         and the most tokens that a sequence with several new ones attends to, 0 if none has; O(chunks)."""
         pairs, longest = self.num_context_tokens + self.num_new_tokens, 0
         for _, context, new, _ in self.chunks:
-            pairs += (new - 1) * context + new * (new - 1) // 2
-            if new > 1 and context + new > longest:
-                longest = context + new
+            if new > 1:
+                pairs += (new - 1) * (context + context + new) // 2
+                if context + new > longest:
+                    longest = context + new
         return pairs, longest
 
     def items(self) -> Iterator[tuple[Request, int, int]]:

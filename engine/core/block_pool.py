@@ -7,12 +7,12 @@ switch `freed_to="back"` is the older behaviour, where every freed block goes to
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from engine.core.allocator import check_pool
 from engine.core.block_check import check_blocks
 from engine.core.block_events import Event
-from engine.core.free_queue import FreeQueue, Held
+from engine.core.free_queue import FINDABLE, NOTHING, UNFINDABLE, FreeQueue
 
 
 class BlockPool:
@@ -23,7 +23,6 @@ class BlockPool:
         "_extra",
         "_keys",
         "_map",
-        "_stale",
         "capacity",
         "events",
         "num_evictions",
@@ -31,6 +30,7 @@ class BlockPool:
         "num_stored",
         "num_unhashed_back",
         "queue",
+        "stale",
         "tells_uses",
     )
 
@@ -53,7 +53,7 @@ class BlockPool:
         self._extra: dict[int, int] = {}
         """References beyond the first, of the blocks that have any: most blocks never do."""
         self._keys: list[Hashable | None] = [None] * (capacity + 1)
-        self._stale: list[int] = []
+        self.stale: list[int] = []
         """Blocks that were taken, whose old content nobody has looked for since: it is still under its keys."""
         self._map: dict[Hashable, int | dict[int, None]] = {}
 
@@ -66,7 +66,7 @@ class BlockPool:
     @property
     def num_cached_free(self) -> int:
         """Free blocks that hold cached content."""
-        return self.queue.num_at_back - self.num_unhashed_back
+        return self.queue.num_unfindable + self.queue.num_at_back - self.num_unhashed_back
 
     def ref_cnts(self) -> list[int]:
         """How many tables hold each block, by id (the null block: 0); O(capacity), for tests and pictures."""
@@ -88,18 +88,15 @@ class BlockPool:
 
     def cached_free(self) -> list[int]:
         """Free blocks that hold content; O(free), for pictures."""
-        return [b for segment in self.queue.back() if segment.held is not Held.NOTHING for b in segment.queue()]
+        behind = [b for segment in self.queue.back() if segment.held is not NOTHING for b in segment.queue()]
+        return self.queue.stack[: self.queue.num_unfindable] + behind
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """Blocks of the longest run of cached keys from the first on; the oldest copy of each. Touches nothing. What
         was given up must have been forgotten."""
-        found: list[int] = []
-        get = self._map.get
-        for key in keys:
-            entry = get(key)
-            if entry is None:
-                break
-            found.append(entry if isinstance(entry, int) else next(iter(entry)))
+        found: list[Any] = list(iter(map(self._map.get, keys).__next__, None))  # up to the first key that is missing
+        if dict in map(type, found):
+            return [entry if isinstance(entry, int) else next(iter(entry)) for entry in found]
         return found
 
     def finds(self, key: Hashable) -> bool:
@@ -112,9 +109,8 @@ class BlockPool:
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Takes a reference to each cached block, out of the free queue where it lay there."""
-        extra = self._extra
+        extra, block_ids = self._extra, list(block_ids)
         if self.tells_uses:
-            block_ids = list(block_ids)
             self._tell("hit", block_ids)
         for block_id in self.queue.take_out(block_ids):
             extra[block_id] = extra.get(block_id, 0) + 1
@@ -139,26 +135,25 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the queue, each with one reference; gives up what they had cached."""
         free = self.queue
-        taken = free.pop_front(count) if free.stack else []
-        missing = count - len(taken)
-        if not missing:
-            return taken
-        quick = free.pop_unfindable(missing)
-        if quick is not None:
-            self.num_evictions += missing
-            return taken + quick if taken else quick
-        quick = free.pop_findable(missing)
-        if quick is not None:
-            self._give_up(quick)
-            return taken + quick if taken else quick
-        for blocks, held in free.pop_back(missing):
-            if held is Held.FINDABLE:
-                self._give_up(blocks)
-            elif held is Held.UNFINDABLE:
-                self.num_evictions += len(blocks)
-            else:
-                self.num_unhashed_back -= len(blocks)
-            taken += blocks
+        stack = free.stack
+        if len(stack) < count:
+            free.refill(count)
+        left = len(stack) - count if len(stack) > count else 0
+        taken = stack[left:]
+        taken.reverse()
+        del stack[left:]
+        if left < free.num_unfindable:
+            self.num_evictions += free.num_unfindable - left
+            free.num_unfindable = left
+        if len(taken) < count:
+            for blocks, held in free.pop_back(count - len(taken)):
+                if held is FINDABLE:
+                    self._give_up(blocks)
+                elif held is UNFINDABLE:
+                    self.num_evictions += len(blocks)
+                else:
+                    self.num_unhashed_back -= len(blocks)
+                taken += blocks
         return taken
 
     def release(self, block_ids: list[int], num_full: int = 0) -> None:
@@ -173,15 +168,16 @@ class BlockPool:
             empty = block_ids[num_full:] if num_full else block_ids
             if self._back:
                 self.num_unhashed_back += len(empty)
-                self.queue.push_back(list(empty), Held.NOTHING)
+                self.queue.push_back(list(empty), NOTHING)
             else:
-                self.queue.push_front(empty)
+                self.queue.stack += empty  # as a group they become the head, last block first
         if num_full:
-            self.forget_stale()
+            if self._keys[block_ids[0]] is not None:
+                self.forget_stale()  # perhaps it is the key of what this block held before
             keyed = self._keys[block_ids[0]] is not None
             if self.tells_uses:
                 self._tell("freed", block_ids[:num_full])
-            self.queue.push_back(block_ids[:num_full], Held.FINDABLE if keyed else Held.UNFINDABLE)
+            self.queue.push_back(block_ids[:num_full], FINDABLE if keyed else UNFINDABLE)
 
     def _drop_extra(self, block_ids: list[int], num_full: int) -> tuple[list[int], int]:
         """The blocks that nobody else holds, and how many of them are full."""
@@ -205,9 +201,9 @@ class BlockPool:
         self.forget_stale()
         self.num_stored += len(block_ids)
         block_keys, index = self._keys, self._map
-        for block_id, key in zip(block_ids, keys, strict=True):
+        entries = map(index.setdefault, keys, block_ids)
+        for block_id, key, entry in zip(block_ids, keys, entries, strict=True):
             block_keys[block_id] = key
-            entry = index.setdefault(key, block_id)
             if entry is not block_id:
                 if isinstance(entry, int):
                     index[key] = {entry: None, block_id: None}
@@ -254,18 +250,18 @@ class BlockPool:
             self._forget(block_ids)
         else:
             self.num_evictions += len(block_ids)
-            self._stale += block_ids
+            self.stale += block_ids
 
     def forget_stale(self) -> None:
         """Takes what was given up out of the map: before anybody could find it, or while nobody waits."""
-        if self._stale:
-            stale, evictions = self._stale, self.num_evictions
-            self._stale = []
+        if self.stale:
+            stale, evictions = self.stale, self.num_evictions
+            self.stale = []
             self._forget(stale)
             self.num_evictions = evictions
 
     def _forget(self, block_ids: Sequence[int]) -> None:
-        keys, index = self._keys, self._map
+        keys, index, events = self._keys, self._map, self.events
         pop = index.pop
         self.num_evictions += len(block_ids)
         for block_id in block_ids:
@@ -274,11 +270,13 @@ class BlockPool:
                 continue
             keys[block_id] = None
             entry = pop(key)
-            if entry is not block_id and not isinstance(entry, int):
+            if entry is block_id and events is None:
+                continue
+            if not isinstance(entry, int):
                 del entry[block_id]
                 index[key] = next(iter(entry)) if len(entry) == 1 else entry
-            if self.events is not None:
-                self.events.append(Event("removed", block_id, key, self._num_copies(key)))
+            if events is not None:
+                events.append(Event("removed", block_id, key, self._num_copies(key)))
 
     def num_cached_keys(self) -> int:
         """Distinct contents that can be found."""

@@ -60,7 +60,8 @@ class Commits:
     def catch_up(self) -> None:
         """Does what was put off: content that was given up goes, and what was filled is committed, in its order: of
         equal blocks the first one is found."""
-        self._pool.forget_stale()
+        if self._pool.stale:
+            self._pool.forget_stale()
         behind = self._behind
         if behind:
             for request, full in dict(behind).items():

@@ -37,7 +37,10 @@ class DecodeSet:
     `schedule()` and `update()`.
     """
 
-    __slots__ = ("_twice", "buckets", "clock", "members", "num_beams", "num_sharing", "period", "sampled", "sum_base")
+    __slots__ = (
+        *("_sliced", "_twice", "buckets", "clock", "members"),
+        *("num_beams", "num_sharing", "period", "sampled", "sum_base"),
+    )
 
     def __init__(self, period: int | None = None) -> None:
         self.period = period or 0
@@ -45,6 +48,8 @@ class DecodeSet:
         self.buckets: list[list[Request]] | _Sparse = listed if self.period <= MOST_LISTED else _Sparse()
         self._twice = listed * 2
         """The same lists once more, so that a slice need not wrap around; nothing where buckets are sparse."""
+        self._sliced = len(listed)
+        """Steps of which `_twice` has a slice."""
         self.members: set[Request] = set()
         self.clock = 0
         self.sampled = 0
@@ -80,7 +85,8 @@ class DecodeSet:
         request.decoding = self
         self.sum_base += base
         self.members.add(request)
-        self.num_sharing += request.content.shares_outputs
+        if request.content.shares_outputs:
+            self.num_sharing += 1
         if request.group is not None:
             self.num_beams += request.group.beam
         if self.period:
@@ -96,7 +102,8 @@ class DecodeSet:
         """Writes the derived counts back into the request and lets go of it."""
         base = request.base
         self.members.remove(request)
-        self.num_sharing -= request.content.shares_outputs
+        if request.content.shares_outputs:
+            self.num_sharing -= 1
         if request.group is not None:
             self.num_beams -= request.group.beam
         self.sum_base -= base
@@ -122,9 +129,11 @@ class DecodeSet:
 
     def growing_in(self, num_steps: int) -> Sequence[Request]:
         """Members that outgrow what they hold in the next `num_steps` steps, in (step, running order)."""
+        first = self.clock % self.period
         if num_steps == 1:
-            return self.buckets[self.clock % self.period]
-        return list(chain.from_iterable(self._phases(num_steps)))
+            return self.buckets[first]
+        phases = self._twice[first : first + num_steps] if num_steps <= self._sliced else self._phases(num_steps)
+        return list(chain.from_iterable(phases))
 
     def steps_within(self, num_blocks: int, limit: int) -> int:
         """Steps, at most `limit`, before the members outgrow that many blocks of `period` tokens."""
@@ -143,14 +152,11 @@ class DecodeSet:
         return limit
 
     def _phases(self, num_steps: int) -> list[list[Request]]:
-        """The buckets of the next `num_steps` steps."""
-        period = self.period
+        """The buckets of the next `num_steps` steps, more than `_sliced`."""
+        period, buckets = self.period, self.buckets
         first = self.clock % period
-        if not self._twice:
-            buckets = self.buckets
+        if not self._sliced:
             return [buckets[(first + step) % period] for step in range(num_steps)]
-        if num_steps <= period:
-            return self._twice[first : first + num_steps]
         return (self._twice[first : first + period] * (num_steps // period + 1))[:num_steps]
 
     def steps_before_filling(self, key: Hashable, limit: int) -> int:
@@ -173,9 +179,12 @@ class DecodeSet:
 
     def growth_counts(self, num_steps: int) -> list[int]:
         """How many members outgrow what they hold, in each of the next `num_steps` steps."""
-        if not self.period:
+        period = self.period
+        if not period:
             return [0] * num_steps
-        return list(map(len, self._phases(num_steps)))
+        first = self.clock % period
+        phases = self._twice[first : first + num_steps] if num_steps <= self._sliced else self._phases(num_steps)
+        return list(map(len, phases))
 
     def filling(self, block_size: int, step: int = 0) -> Sequence[Request]:
         """Members whose token of that step is the last of its block, in running order; needs period = block_size."""

@@ -8,7 +8,7 @@ slice. A hit takes a block out of the middle: its segment remembers that it is g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -23,6 +23,7 @@ class Held(IntEnum):
     """Content under keys, at least in part."""
 
 
+NOTHING = Held.NOTHING
 FINDABLE = Held.FINDABLE
 UNFINDABLE = Held.UNFINDABLE
 MOST_GONE = 1_024
@@ -50,21 +51,33 @@ class Segment:
             self.gone = set()
         self.gone.add(block_id)
 
+    def loses_first(self, block_ids: list[int]) -> bool:
+        """Whether these are the first blocks of the segment, as where a hit is the table that it held: then they are
+        gone, and leave no places."""
+        count, blocks = len(block_ids), self.blocks
+        if self.gone or blocks[:count] != block_ids:
+            return False
+        del blocks[:count]
+        return True
+
 
 class FreeQueue:
     """Free blocks: a stack in front of a queue of segments."""
 
-    __slots__ = ("_home", "_num_gone", "_segments", "num_at_back", "stack")
+    __slots__ = ("_home", "_num_gone", "_segments", "num_at_back", "num_unfindable", "stack")
 
     def __init__(self, capacity: int) -> None:
         self.stack = list(range(capacity, 0, -1))
-        """Blocks without content; the last is the head of the whole queue."""
+        """The front; the last is the head of the whole queue. Blocks without content, but for the first ones."""
+        self.num_unfindable = 0
+        """How many of the stack, its first ones, hold content that nobody can ask for: `refill` brought them."""
         self._segments: deque[Segment] = deque()
         self._home: list[Segment | None] = [None] * (capacity + 1)
         """Segment of each findable block in the queue, by id, for hits."""
         self.num_at_back = 0
+        """Blocks of the segments that are still there."""
         self._num_gone = 0
-        """Places of blocks that hits took out, in all segments."""
+        """Places of blocks that hits took out, in all segments; a segment that is empty since then is one, too."""
 
     def __len__(self) -> int:
         return len(self.stack) + self.num_at_back
@@ -76,10 +89,6 @@ class FreeQueue:
     def back(self) -> list[Segment]:
         """The segments, next to go first."""
         return list(self._segments)
-
-    def push_front(self, blocks: Sequence[int]) -> None:
-        """Blocks without content, in the order of the table: as a group they become the head, last block first."""
-        self.stack += blocks
 
     def push_back(self, blocks: list[int], held: Held) -> None:
         """Blocks in the order of the table: as a group they become the tail, last block first."""
@@ -95,9 +104,17 @@ class FreeQueue:
         """How many of these cached blocks lie in the queue."""
         return len(block_ids) - list(map(self._home.__getitem__, block_ids)).count(None)
 
-    def take_out(self, block_ids: Iterable[int]) -> list[int]:
+    def take_out(self, block_ids: list[int]) -> list[int]:
         """A hit takes the findable blocks from wherever they are; those that do not lie in the queue are returned."""
         home = self._home
+        first = home[block_ids[0]] if block_ids else None
+        if first is not None and first.loses_first(block_ids):
+            for block_id in block_ids:
+                home[block_id] = None
+            self.num_at_back -= len(block_ids)
+            self._num_gone += not first.blocks
+            self._compact()
+            return []
         elsewhere = []
         for block_id in block_ids:
             segment = home[block_id]
@@ -108,100 +125,65 @@ class FreeQueue:
                 segment.lose(block_id)
                 self.num_at_back -= 1
                 self._num_gone += 1
-        if self._num_gone > self.num_at_back + MOST_GONE:
-            self._compact()
+        self._compact()
         return elsewhere
 
     def _compact(self) -> None:
-        """Forgets the places of blocks that are gone; a prefix that is hit again and again leaves one each time."""
+        """Forgets the places of blocks that are gone, where they are many: a prefix that is hit again and again leaves
+        one each time."""
+        if self._num_gone <= self.num_at_back + MOST_GONE:
+            return
         for segment in self._segments:
-            gone = segment.gone
-            if gone:
-                segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in gone]
-                gone.clear()
+            self._close_up(segment)
         self._segments = deque(segment for segment in self._segments if segment.blocks)
         self._num_gone = 0
 
-    def pop_front(self, count: int) -> list[int]:
-        """Up to `count` blocks of the stack."""
-        stack = self.stack
-        if not count or not stack:
-            return []
-        taken = stack[: -count - 1 : -1]
-        del stack[-count:]
-        return taken
-
-    def pop_unfindable(self, count: int) -> list[int] | None:
-        """`count` blocks of the next segment if it is one that nobody can hit and holds more; else None."""
-        segment = self._segments[0]
-        blocks = segment.blocks
-        if segment.held is not UNFINDABLE or len(blocks) <= count:
-            return None
-        self.num_at_back -= count
-        taken = blocks[: -count - 1 : -1]
-        del blocks[-count:]
-        return taken
-
-    def pop_findable(self, count: int) -> list[int] | None:
-        """`count` blocks of the next segment if it holds so many, all of them findable; else None."""
-        segment = self._segments[0]
-        blocks = segment.blocks
-        if segment.held is not FINDABLE or len(blocks) < count or segment.gone:
-            return None
-        self.num_at_back -= count
-        taken = blocks[: -count - 1 : -1]
-        if len(blocks) == count:
-            self._segments.popleft()
-        else:
-            del blocks[-count:]
-        home = self._home
-        for block_id in taken:
-            home[block_id] = None
-        return taken
+    def refill(self, count: int) -> None:
+        """Puts the next segments under the stack until it holds `count` blocks, as long as nobody can hit them: the
+        order stays, and the blocks come and go with a slice."""
+        stack, segments = self.stack, self._segments
+        while len(stack) < count and segments and segments[0].held is UNFINDABLE:
+            blocks = segments.popleft().blocks
+            stack[:0] = blocks
+            self.num_unfindable += len(blocks)
+            self.num_at_back -= len(blocks)
 
     def pop_back(self, count: int) -> list[tuple[list[int], Held]]:
         """`count` blocks of the segments, grouped by what they held."""
-        groups = []
+        groups, segments, home = [], self._segments, self._home
         self.num_at_back -= count
         while count:
-            segment = self._segments[0]
-            blocks, held = segment.blocks, segment.held
-            if held is not FINDABLE and count < len(blocks):
-                taken = blocks[: -count - 1 : -1]
+            segment = segments[0]
+            blocks = segment.blocks
+            if not blocks:
+                self._num_gone -= 1
+            elif segment.gone:
+                self._close_up(segment)
+            taken = blocks[: -count - 1 : -1]
+            if len(taken) == len(blocks):
+                segments.popleft()
+            else:
                 del blocks[-count:]
-                groups.append((taken, held))
-                return groups
-            taken = self._pick(segment, count) if held is FINDABLE else blocks[::-1]
-            if held is not FINDABLE or not blocks:
-                self._segments.popleft()
+            if segment.held is FINDABLE:
+                for block_id in taken:
+                    home[block_id] = None
             count -= len(taken)
-            groups.append((taken, held))
+            groups.append((taken, segment.held))
         return groups
 
-    def _pick(self, segment: Segment, count: int) -> list[int]:
-        blocks, gone, home = segment.blocks, segment.gone, self._home
-        if not gone:
-            taken = blocks[: -count - 1 : -1]
-            del blocks[-count:]
-            for block_id in taken:
-                home[block_id] = None
-            return taken
-        taken = []
-        while blocks and len(taken) < count:
-            block_id = blocks.pop()
-            if block_id in gone:
-                gone.remove(block_id)
-                self._num_gone -= 1
-            else:
-                home[block_id] = None
-                taken.append(block_id)
-        return taken
+    def _close_up(self, segment: Segment) -> None:
+        """Forgets the places of blocks that hits took out of this segment."""
+        gone = segment.gone
+        if gone:
+            segment.blocks[:] = [block_id for block_id in segment.blocks if block_id not in gone]
+            self._num_gone -= len(gone)
+            gone.clear()
 
     def forget_content(self) -> list[int]:
         """All content is given up: the queue keeps its order, now as one stack. The blocks that held something."""
         held = [b for segment in self._segments for b in segment.queue()]
         self._segments.clear()
         self._home = [None] * len(self._home)
-        self.num_at_back = self._num_gone = 0
+        self.num_at_back = self.num_unfindable = self._num_gone = 0
         self.stack[:0] = reversed(held)
         return held

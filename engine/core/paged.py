@@ -117,6 +117,8 @@ class PagedAllocator(Sharing, PagedState):
         free = len(queue.stack) + queue.num_at_back - self.one_free_each
         if watch is not None and requests.num_sharing:
             limit = min(limit, requests.steps_before_filling(watch, limit))
+        if (limit // self.block_size + 1) * len(requests.members) <= free:
+            return limit
         return requests.steps_within(free, limit)
 
     @property
@@ -137,7 +139,8 @@ class PagedAllocator(Sharing, PagedState):
         if self.host_blocks:
             self._host.check_absent((request,))
         pool, size, limit = self.pool, self.block_size, self._max_model_len
-        free = pool.num_free
+        queue = pool.queue
+        free = len(queue.stack) + queue.num_at_back
         held = len(hit.block_ids)
         unreferenced = pool.num_unreferenced(hit.block_ids) if held else 0
         reserve = self.watermark_blocks if others_running else 0
@@ -146,13 +149,13 @@ class PagedAllocator(Sharing, PagedState):
             fresh = 0
         needed = fresh + unreferenced
         if needed + reserve > free:
-            return Refusal(Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free)
+            return new_tuple(Refusal, (Reason.WATERMARK if needed <= free else Reason.NO_FREE_BLOCKS, needed, free))
         if whole > num_tokens or (whole and request.group is not None):
             gate = -(-min(whole, limit) // size) - held + unreferenced
             if request.group is not None:
                 gate += self._needed_by_others(request.group)
             if gate + reserve > free:
-                return Refusal(Reason.FULL_SEQUENCE, gate, free)
+                return new_tuple(Refusal, (Reason.FULL_SEQUENCE, gate, free))
         if held:
             pool.touch(hit.block_ids)
         new_blocks = pool.take(fresh)
@@ -161,7 +164,7 @@ class PagedAllocator(Sharing, PagedState):
         request.blocks = table
         request.num_hashed = held
         if self.enable_caching and num_tokens >= size:
-            self._commits.later(request, min(num_tokens, request.num_tokens) // size)
+            self._commits.later(request, (num_tokens if num_tokens < request.known else request.known) // size)
         return new_tuple(Grant, ((new_blocks,), (), (), (), (), hit.num_tokens))
 
     def extend(
@@ -169,28 +172,31 @@ class PagedAllocator(Sharing, PagedState):
     ) -> Grant | Refusal:
         """Takes what is missing for all requests together, or nothing."""
         size, limit, pool = self.block_size, self._max_model_len, self.pool
-        tables = [self._table(request) for request in requests]
-        needs = [
-            max(-(-min(total + num_lookahead, limit) // size) - len(table), 0)
-            for table, total in zip(tables, num_tokens, strict=True)
-        ]
+        tables: list[list[int]] = []
+        needs: list[int] = []
+        for request, total in zip(requests, num_tokens, strict=True):
+            table = self._table(request)
+            tables.append(table)
+            needs.append(max(-(-min(total + num_lookahead, limit) // size) - len(table), 0))
         shared = self._shared_tails(requests, tables) if self._writes.open else ()
         needed, free = sum(needs), pool.num_free
         if shared:
             needed += self._writes.num_needed(table[index] for table, index in shared)
         if needed > free:
-            return Refusal(Reason.NO_FREE_BLOCKS, needed, free)
+            return new_tuple(Refusal, (Reason.NO_FREE_BLOCKS, needed, free))
         if self.one_free_each and free < len(requests) and self._shares_pool(requests):
             return Refusal(Reason.NO_FREE_BLOCKS, len(requests), free)
         copies = [self._writes.write(table, index) for table, index in shared] if shared else ()
-        new_blocks = [pool.take(need) for need in needs]
-        for table, blocks in zip(tables, new_blocks, strict=True):
-            table.extend(blocks)
+        new_blocks: list[list[int]] = []
+        for table, need in zip(tables, needs, strict=True):
+            blocks = pool.take(need)
+            table += blocks
+            new_blocks.append(blocks)
         if self.enable_caching:
             for request, total in zip(requests, num_tokens, strict=True):
                 self._commits.later(request, min(total, request.num_tokens) // size)
         if not shared or not any(copies):
-            return Grant(new_blocks)
+            return new_tuple(Grant, (new_blocks, (), (), (), (), 0))
         copied = {id(table) for (table, _), copy in zip(shared, copies, strict=True) if copy}
         moved = [request for request, table in zip(requests, tables, strict=True) if id(table) in copied]
         return Grant(new_blocks, moved, [copy for copy in copies if copy])
@@ -246,7 +252,7 @@ class PagedAllocator(Sharing, PagedState):
         self._release(request, findable=request.status is not Status.FINISHED or self.pool.events is not None)
 
     def _release(self, request: Request, *, findable: bool) -> None:
-        self.catch_up()
+        self._commits.catch_up()
         table = self._tables.pop(request)
         num_full = request.num_computed_tokens // self.block_size if self.enable_caching else 0
         if request.num_hashed > num_full:

@@ -51,17 +51,16 @@ class PagedState:
 
     def stats(self) -> AllocatorStats:
         """Counters of the pool; any free block serves any request, so all of them are one extent."""
-        pool = self.pool
+        pool, writes = self.pool, self._writes
         queue, extra = pool.queue, pool.num_extra_references
         at_back = queue.num_at_back
-        free, cached = len(queue.stack) + at_back, at_back - pool.num_unhashed_back
-        cached = cached if self.enable_caching else 0
-        used, shared, asked = self.capacity_blocks - free, extra * self.block_size, 0
-        writes = self._writes
+        free = len(queue.stack) + at_back
+        cached = queue.num_unfindable + at_back - pool.num_unhashed_back
+        used, shared = self.capacity_blocks - free, extra and extra * self.block_size
         if writes.open:
             shared -= writes.missing_slots(self.block_size)
-        copies = writes.num_copies
-        return new_tuple(AllocatorStats, (free, cached, used, extra, shared, asked, free, pool.num_evictions, copies))
+        counters = (free, cached, used, extra, shared, 0, free, pool.num_evictions, writes.num_copies)
+        return new_tuple(AllocatorStats, counters)
 
     def regions(self) -> Regions:
         """Owners by address; blocks of several tables are SHARED."""

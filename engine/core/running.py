@@ -57,11 +57,13 @@ class Running(Victims):
 
     def _serve_running(self, step: Draft) -> None:
         decodes, late = self.decodes, self._catching_up
-        if not self._decodes_come_first(step):
+        in_bulk = self._bulk and len(decodes.members) <= step.budget
+        if not in_bulk or (late and not self._come_last(late)):
             left = [request for request in list(self.running) if not self._serve(step, request)]
-        elif self._steps_in_bulk(1):
-            self.allocator.advance(decodes, 1)
-            step.budget -= len(decodes.members)
+        elif not decodes.members or self.allocator.free_run(decodes, 1):
+            if decodes.members:
+                self.allocator.advance(decodes, 1)
+                step.budget -= len(decodes.members)
             left = [request for request in list(late) if not self._serve(step, request)] if late else late
         else:
             left = self._serve_short_of_memory(step)
@@ -69,11 +71,6 @@ class Running(Victims):
             if request.decoding is not None:  # no budget left: it owes its token until a later step
                 decodes.remove(request)
                 insort(late, request, key=_order)
-
-    def _decodes_come_first(self, step: Draft) -> bool:
-        """Whether every decoding request gets its token before anything else is served, memory permitting."""
-        enough = self._bulk and len(self.decodes.members) <= step.budget
-        return enough and (not self._catching_up or self._come_last(self._catching_up))
 
     def _serve_short_of_memory(self, step: Draft) -> list[Request]:
         """Only requests that need a block can be refused; the others' tokens fit in what they hold."""
@@ -110,8 +107,9 @@ class Running(Victims):
         return served
 
     def _come_last(self, late: list[Request]) -> bool:
-        """Whether those who catch up are the last to be served, and the first to be preempted: in front of decoding
-        requests they would take budget and blocks before them; by priority a decoding one may be the victim."""
+        """Whether those who catch up are the last to be served, and the first to be preempted, so that all decoding
+        requests get their tokens before them, memory permitting. In front of those they would take budget and blocks
+        first; by priority a decoding one may be the victim."""
         if self.config.victim_rule != "last":
             return False
         tail = {id(request) for request in islice(reversed(self.running), len(late))}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.core.batch import StepResult
 
 _order = attrgetter("order")
+RUNNING, PREEMPTED, FINISHED = Status.RUNNING, Status.PREEMPTED, Status.FINISHED
 
 
 class Scheduler(Running):
@@ -50,11 +51,12 @@ class Scheduler(Running):
 
     def refuses_forever(self, request: Request) -> bool:
         """Whether the request can never be served: longer than the model or than the pool."""
-        config = self.config
-        too_long = request.num_prompt_tokens + request.max_tokens > config.max_model_len
-        width = 1 if request.group is None else len(request.group.members)
-        too_wide = width > min(config.max_num_seqs, config.max_num_batched_tokens)
-        return too_long or too_wide or self.allocator.refuses_forever(request) is not None
+        config, group = self.config, request.group
+        if request.num_prompt_tokens + request.max_tokens > config.max_model_len:
+            return True
+        if group is not None and len(group.members) > min(config.max_num_seqs, config.max_num_batched_tokens):
+            return True
+        return self.allocator.refuses_forever(request) is not None
 
     def arrival_matters(self) -> bool:
         """Whether a new arrival could be admitted, so that a run of equal steps must end at it."""
@@ -176,24 +178,25 @@ class Scheduler(Running):
             if group is not None and group.forked:
                 known -= 1
                 hit = shorter(hit, known, allocator.block_size)
-            count = self._capped(known - hit.num_tokens)
+            cached = hit.num_tokens
+            count = self._capped(known - cached) if config.long_prefill_token_threshold else known - cached
             if count > step.budget:
                 if not config.chunked_prefill:
                     return None
                 count = step.budget
             whole = known if config.full_sequence_gate else 0
-            grant = allocator.admit(request, hit.num_tokens + count, hit, whole=whole, others_running=bool(running))
+            grant = allocator.admit(request, cached + count, hit, whole=whole, others_running=bool(running))
             if isinstance(grant, Refusal):
                 return grant
             waiting.pop_head()
             self._watch = None
             step.budget -= count
-            self._start(step, request, hit.num_tokens)
+            self._start(step, request, cached)
             chunks.append(self._compute(request, count))
         return None
 
     def _start(self, step: Draft, request: Request, num_hit_tokens: int) -> None:
-        resumed = request.status is Status.PREEMPTED
+        resumed = request.status is PREEMPTED
         counters = self.prefix
         if self._caches and resumed:
             counters.preempted_queries += request.known
@@ -213,7 +216,7 @@ class Scheduler(Running):
                 member.status = Status.JOINING
 
     def _seat(self, request: Request) -> None:
-        request.status = Status.RUNNING
+        request.status = RUNNING
         request.row = self._free_rows.pop()
         request.order = self._next_order
         self._next_order += 1
@@ -274,12 +277,12 @@ class Scheduler(Running):
         for grant in batch.grants:
             self.allocator.settle(grant)
         for chunk in batch.chunks:
-            if chunk.completes:
-                request = chunk.request
+            request, _, _, completes = chunk
+            if completes:
                 request.known += 1
                 self._catching_up.remove(request)
                 decodes.add(request)
-            if chunk.request.group is not None:
+            if request.group is not None:
                 self._groups.computed(chunk, result)
         for group, parents in result.beams:
             self._groups.select(group, parents, result)
@@ -289,7 +292,7 @@ class Scheduler(Running):
         """These have sampled their last tokens: they leave, in running order."""
         finished = sorted(stopped, key=_order) if len(stopped) > 1 else list(stopped)
         for request in finished:
-            request.status = Status.FINISHED
+            request.status = FINISHED
             group = request.group
             if group is not None and group.answer is not None and request is group.leader:
                 self._groups.answered(request, group.answer)

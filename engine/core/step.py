@@ -54,6 +54,8 @@ NOTHING = StepResult(0, 0)
 def execute(scheduler: Scheduler, executor: Executor, batch: Batch) -> StepResult:
     """Runs a batch; while it runs elsewhere, the scheduler does what the next ones would do first."""
     pending = executor.submit(batch)
+    if isinstance(pending, StepResult):
+        return pending
     if pending.running:
         scheduler.look_ahead()
     return pending.result()

@@ -96,7 +96,7 @@ def two_requests_get_the_same_block() -> AbstractContextManager[Any]:
 
 def the_clock_jumps_back() -> AbstractContextManager[Any]:
     back = "now += result.duration - (2_000_000 if recorder.num_turns % 50 == 49 else 0)"
-    return with_line(Replay, "_serve", "now += result.duration\n", back + "\n")
+    return with_line(Replay, "_turn", "now += result.duration\n", back + "\n")
 
 
 def requests_are_served_before_they_arrive() -> AbstractContextManager[Any]:

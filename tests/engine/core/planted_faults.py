@@ -108,7 +108,7 @@ FAULTS: list[dict[str, Any]] = [
     },
     {
         "fault": "a cached block that was taken still passes for one in the queue",
-        "where": "engine.core.free_queue:FreeQueue.pop_findable",
+        "where": "engine.core.free_queue:FreeQueue.pop_back",
         "line": "home[block_id] = None",
         "becomes": "pass",
         "suite": "paged",
@@ -116,9 +116,9 @@ FAULTS: list[dict[str, Any]] = [
     },
     {
         "fault": "a segment that lost blocks to hits is handed out whole",
-        "where": "engine.core.free_queue:FreeQueue.pop_findable",
-        "line": " or segment.gone:",
-        "becomes": ":",
+        "where": "engine.core.free_queue:FreeQueue.pop_back",
+        "line": "elif segment.gone:",
+        "becomes": "elif False:",
         "suite": "paged",
         "oracle": "manager",
     },
@@ -213,8 +213,8 @@ FAULTS: list[dict[str, Any]] = [
     {
         "fault": "a lookup skips gaps in the chain",
         "where": POOL + "find",
-        "line": "break",
-        "becomes": "continue",
+        "line": "iter(map(self._map.get, keys).__next__, None)",
+        "becomes": "filter(None, map(self._map.get, keys))",
         "law": "test_prefix_cache:test_a_gap_in_a_chain_ends_the_hit",
     },
     {

@@ -48,7 +48,7 @@ def noting(met: Counter[str]) -> AbstractContextManager[Any]:
 
     def counted(original: Callable[..., None], commits: Commits) -> None:
         met["put off"] += len(commits._behind)
-        met["stale"] += len(commits._pool._stale)
+        met["stale"] += len(commits._pool.stale)
         original(commits)
 
     return instead(Commits, "catch_up", counted)
@@ -97,7 +97,7 @@ FAULTS = {
     "what was given up is found": line(Commits, "catch_up", "self._pool.forget_stale()", "pass"),
     "the last one is committed first": line(Commits, "catch_up", BEHIND, "for request, full in reversed(behind):"),
     "only the first one is committed": line(Commits, "catch_up", BEHIND, "for request, full in behind[:1]:"),
-    "who leaves does not catch up": line(PagedAllocator, "_release", "self.catch_up()", "pass"),
+    "who leaves does not catch up": line(PagedAllocator, "_release", "self._commits.catch_up()", "pass"),
     "evictions are not counted": line(BlockPool, "_give_up", "self.num_evictions += len(block_ids)", "pass"),
     "evictions are counted twice": line(BlockPool, "forget_stale", "self.num_evictions = evictions", "pass"),
 }

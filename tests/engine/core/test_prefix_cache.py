@@ -197,7 +197,7 @@ def test_the_pool_check_finds_a_block_that_is_free_and_in_use():
     pool = BlockPool(3)
     pool.take(2)
     pool.touch([2])
-    pool.queue.push_front([2])
+    pool.queue.stack.append(2)
     with pytest.raises(AssertionError, match="with references"):
         pool.check()
 
