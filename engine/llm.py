@@ -23,6 +23,7 @@ from engine.asking import (
     params_of,
     read,
     request_of,
+    seed_of,
 )
 from engine.attention.block_size import resolve_block_size
 from engine.construction import check_options, engine_of, limits_of, record_events_of, rules_of
@@ -213,7 +214,7 @@ class LLM:
             )
         request = request_of(self._num_requests, ids, min(params.max_tokens, room), salt, lora)
         # By the caller's seed, or by the engine's and the request's place in the call: never by what runs beside it.
-        seed = (self.seed << 48) + (place << 24) if params.seed is None else params.seed
+        seed = seed_of(self.seed, place) if params.seed is None else params.seed
         return Asked(place, copy, request, params, (seed + copy) & SEED_MASK)
 
     def _check(self, one: Asked) -> None:

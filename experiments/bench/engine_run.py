@@ -167,7 +167,7 @@ def engine_of(wanted: EngineWanted) -> Engine:
         from engine.worker.engine import DeviceUnavailable, EngineConfig
         from engine.worker.rank_engine import open_engine
     except ModuleNotFoundError as error:
-        raise DeviceMissing(f"bench engine needs {error.name}: pip install -e '.[engine]'") from error
+        raise DeviceMissing(f"the engine needs {error.name}: pip install -e '.[engine]'") from error
     path = Path(wanted.model)
     has_weights = path.is_file() or any(path.glob("*.safetensors"))
     config = EngineConfig(
@@ -187,7 +187,7 @@ def engine_of(wanted: EngineWanted) -> Engine:
     try:
         return open_engine(config)
     except DeviceUnavailable as error:
-        raise DeviceMissing(f"bench engine: {error}") from error
+        raise DeviceMissing(str(error)) from error
 
 
 def _machine(wanted: EngineWanted) -> dict[str, Any]:

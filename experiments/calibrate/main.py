@@ -113,7 +113,7 @@ def measure(wanted: Wanted, engine: Engine | None = None) -> Measured:
     engine = engine or engine_of(_engine_wanted(wanted))
     kernel: Any = wanted.kernel
     host: dict[str, Any] = {}
-    say("sequences come and go")
+    progress("sequences come and go")
     with pinned(host):
         churned = churn_rows(engine, wanted.limits, wanted.allocator, kernel, wanted.rounds, wanted.seed)
     probe = Probe.of(engine, wanted.limits, wanted.allocator, kernel, wanted.seed)
@@ -123,8 +123,8 @@ def measure(wanted: Wanted, engine: Engine | None = None) -> Measured:
     clocks: dict[str, Any] = {}
     with watched(clocks), pinned(host):
         steps = probe.load(wanted.load_s, time.perf_counter)
-        say(f"{steps} steps of load; {len(decodes)} points of decodes, {len(mixed)} with chunks")
-        rows = run(probe, decodes, mixed, wanted.num_steps, say)
+        progress(f"{steps} steps of load; {len(decodes)} points of decodes, {len(mixed)} with chunks")
+        rows = run(probe, decodes, mixed, wanted.num_steps, progress)
     about = {
         "wanted": without_folders(asdict(wanted)),
         "engine": _plain(engine.provenance),
@@ -199,7 +199,7 @@ def measure_and_write(all_wanted: Sequence[Wanted], folder: Path) -> None:
         place.mkdir(exist_ok=True)
         done = measure(wanted, engine)
         write(done, place)
-        say(f"block size {wanted.block_size}")
+        progress(f"block size {wanted.block_size}")
         for line in report(done):
             say(line)
 
@@ -214,8 +214,16 @@ def report(done: Measured) -> list[str]:
     ]
 
 
+BEGAN: Final = time.monotonic()
+
+
+def progress(text: str) -> None:
+    """On stderr, behind the seconds since the start."""
+    say(f"{time.monotonic() - BEGAN:6.1f} s  {text}")
+
+
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """On stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
 
+from engine.asking import SEED_MASK, seed_of  # noqa: E402
 from engine.core.allocator import NO_HIT, Reason, Refusal  # noqa: E402
 from engine.core.paged import PagedAllocator  # noqa: E402
 from engine.core.progress import LivelockError  # noqa: E402
@@ -199,6 +200,16 @@ def test_many_calls_leave_nothing_behind(llm):
         llm.generate(PROMPTS, GREEDY)
         sizes.append((len(llm.executor.steps), len(llm.executor.outputs), len(llm._asked)))
     assert len(set(sizes)) == 1
+
+
+def test_seeds_of_engines_differ_wherever_their_bits_do():
+    """Also beyond the fifteenth bit, and below zero."""
+    seeds = [0, *(sign * (1 << bit) for bit in range(64) for sign in (1, -1))]
+    found = [seed_of(seed, place) for seed in seeds for place in range(3)]
+    assert len(set(found)) == len(found)
+    assert all(0 <= seed <= SEED_MASK for seed in found)
+    apart = np.diff(sorted(found))
+    assert apart.min() > 1 << 32, "completions count up from them"
 
 
 def test_the_seeds_of_a_call_all_differ(llm):
