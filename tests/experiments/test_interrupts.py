@@ -46,7 +46,11 @@ def ctrl_c(monkeypatch):
         return plain(self, *horizon)
 
     monkeypatch.setattr(Scheduler, "schedule", schedule)
-    return steps
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell ignores it behind `&`
+    yield steps
+    signal.signal(signal.SIGINT, before)
 
 
 def words_of(request, verb):

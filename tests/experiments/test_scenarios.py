@@ -132,7 +132,7 @@ def test_s6_a_percentile_is_one_number_wherever_it_is_read(pagelab, strict_objec
     ]
     assert " 616 " in page.text
     view = f"from '{cell / 'requests.parquet'}'"
-    (seen,) = duckdb.sql(f"select quantile_cont(finish_s - arrival_s, 0.9) {view}").fetchone()
+    ((seen,),) = duckdb.sql(f"select quantile_cont(finish_s - arrival_s, 0.9) {view}").fetchall()
     assert seen == pytest.approx(616, rel=1e-14)
     plotted = strict_object(pagelab("plot", "out", "--var-y", "p90_e2e_s", "--json").out)
     assert plotted["points"][0]["p90_e2e_s"] == p90
