@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workloads.named import RECIPES
+
+if TYPE_CHECKING:
+    from experiments.settings import Workload
 
 ALLOCATORS = ("paged", "orca-max", "orca-pow2", "orca-oracle")
 BLOCK_SIZES = (16,)
@@ -46,3 +52,27 @@ OF_WORKLOAD: dict[str, WorkloadDefaults] = {
 }
 OF_TRACE_FILES = WorkloadDefaults()
 """For trace files, and for named workloads without an entry above."""
+REACHED_FRAC = 0.9
+"""Of a workload's own window, which has to be over before fewer requests than the workload's have all arrived."""
+
+
+def window_of(workload: Workload) -> tuple[float, float] | None:
+    """The averaging window that a workload names, as long as its requests arrive in it: what comes behind the last of
+    fewer ones is a queue that empties, and then nothing."""
+    window = OF_WORKLOAD.get(workload.name or "", OF_TRACE_FILES).window_s
+    return None if window is None or _outlasts(window[1], workload) else window
+
+
+def _outlasts(stop_s: float, workload: Workload) -> bool:
+    rate = workload.request_rate or RECIPES[workload.name or ""].rate_per_s
+    return bool(workload.num_requests and rate and workload.num_requests / rate < REACHED_FRAC * stop_s)
+
+
+def window_notes(workload: Workload, window: object) -> list[str]:
+    """What is to be said of averages over the time of arrivals where the workload names another window."""
+    named = OF_WORKLOAD.get(workload.name or "", OF_TRACE_FILES).window_s
+    if named is None or window != "arrivals" or window_of(workload) is not None:
+        return []
+    span = "[{:g}, {:g}) s".format(*named)
+    whose = f"{workload.num_requests:,} requests have all arrived before the window of {workload.name}, {span}, is over"
+    return [f"{whose}: averages are over the time of arrivals"]

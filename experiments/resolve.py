@@ -105,7 +105,7 @@ def filled(config: Config, *, verb: str = "compare", has_trace: bool = False) ->
     update["measure"] = _gaps(
         config.measure,
         step_model=None if is_real(config) else "roofline" if _differs(config, implied) else implied.step_model,
-        window_s=implied.window_s or "arrivals",
+        window_s=defaults.window_of(workload) or "arrivals",
         end_s=implied.end_s or "none",
     )
     return with_fleet(with_sharing(config.model_copy(update={"workload": workload, **update})))
@@ -199,6 +199,7 @@ def _plan(config: Config, verb: str, writes: bool, trace: Trace | None, source: 
     )
     _check_allocators(config, cells)
     notes = [f"{len(asked) - len(grid)} duplicate cells are merged"] if len(asked) > len(grid) else []
+    notes += defaults.window_notes(config.workload, config.measure.window_s)
     notes += page_notes(shape.kv_spec(kv_dtype_of(config), config.model.tp, config.model.pp), pool, pages)
     if is_real(config):
         cells = _with_kernels(config, cells)

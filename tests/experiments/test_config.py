@@ -2,11 +2,13 @@
 
 import pytest
 
+from experiments import defaults
 from experiments.config import resolve_layers, set_layer, to_toml
 from experiments.exits import UsageError
 from experiments.flags import Flags
 from experiments.resolve import filled
 from experiments.settings import Config
+from workloads.named import RECIPES
 
 
 @pytest.fixture
@@ -126,3 +128,20 @@ def test_keywords_name_keys_by_their_last_part():
     assert config.with_(num_blocks=3).kv.kv_tokens is None
     with pytest.raises(ValueError, match=r"did you mean kv\.block_size"):
         Config.of(blocksize=3)
+
+
+@pytest.mark.parametrize("name,stop_s", [("paper-fig2", 900), ("paper-fig13a", 3600), ("paper-fig13b", 900)])
+@pytest.mark.parametrize("rate", [None, 0.5, 8.0])
+def test_a_workloads_window_holds_while_its_requests_arrive(name, stop_s, rate):
+    """Of fewer requests the time of arrivals, with a note; a window that is asked for always."""
+    per_s = rate or RECIPES[name].rate_per_s
+    enough, few = int(per_s * stop_s * 0.95), int(per_s * stop_s * 0.8)
+    for count, window in ((None, "named"), (enough, "named"), (few, "arrivals"), (5, "arrivals")):
+        config = Config.of(workload=name, num_requests=count, request_rate=rate, allocator="paged")
+        made = filled(config).measure.window_s
+        assert made == (defaults.OF_WORKLOAD[name].window_s if window == "named" else "arrivals"), count
+        notes = defaults.window_notes(filled(config).workload, made)
+        assert bool(notes) is (window == "arrivals")
+        asked = Config.of(workload=name, num_requests=count, request_rate=rate, allocator="paged", window="300:500")
+        assert filled(asked).measure.window_s == (300.0, 500.0)
+        assert filled(filled(config)) == filled(config)

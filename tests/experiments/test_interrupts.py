@@ -46,9 +46,7 @@ def ctrl_c(monkeypatch):
         return plain(self, *horizon)
 
     monkeypatch.setattr(Scheduler, "schedule", schedule)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell ignores it behind `&`
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it behind `&`
     yield steps
     signal.signal(signal.SIGINT, before)
 
