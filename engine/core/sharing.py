@@ -72,7 +72,8 @@ class Sharing:
         shared = table[: full + (filled > 0)]
         for child in children:
             if child in self._tables:
-                self._release(child, findable=False)
+                # With events, what filled while memory was short is told of now: it queues up as content.
+                self._release(child, findable=self.pool.events is not None)
         self._writes.share(shared, len(children), filled)
         for child in children:
             child.blocks = self._tables[child] = list(shared)

@@ -11,6 +11,7 @@ from engine.core.block_pool import BlockPool
 from engine.core.limits import SchedulerConfig
 from engine.core.registry import PoolConfig
 from sim import integrals as at
+from sim.ancestry import Ancestry
 from sim.cost import LinearModel
 from sim.cost_executor import CostExecutor
 from sim.extra_metrics import RESIDENCY_METRICS
@@ -38,16 +39,18 @@ def talks(rows: list[tuple[int, list[int], int]]) -> Trace:
     )
 
 
-def run(trace: Trace, num_blocks: int, *, watched: bool = True, allocator: str = "paged", **more) -> Run:
+def run(
+    trace: Trace, num_blocks: int, *, watched: bool = True, allocator: str = "paged", freed_to="front", **more
+) -> Run:
     spec = RunSpec(
         allocator,
-        PoolConfig(num_blocks, BLOCK, 256),
+        PoolConfig(num_blocks, BLOCK, 256, freed_to=freed_to),
         SchedulerConfig(256, 8, 24),
         record_residency=watched,
         skip=not watched,
         **more,
     )
-    done = simulate(spec, trace, CostExecutor(LinearModel(STEP, 0, 0, 0)))
+    done = simulate(spec, trace, CostExecutor(LinearModel(STEP, 0, 0, 0), ancestry=Ancestry(0, 0.5)))
     assert [check for check in done.checks if not check.holds] == []
     return done
 
@@ -81,6 +84,13 @@ def test_lives_begin_and_end_once_and_idle_times_are_the_pools(trace, num_blocks
     assert len(lived.idle_times) <= done.allocator.stats().num_evictions
     if end_s is None:
         assert lived.num_cached == done.allocator.stats().num_cached_free
+
+
+@given(traces(), st.integers(30, 60), st.sampled_from(["front", "back"]), st.integers(2, 3), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_idle_times_are_the_pools_where_groups_share_and_beams_die(trace, num_blocks, freed_to, width, beams):
+    """`run` looks at the checks; blocks that filled while memory was short, of a beam that died, too."""
+    run(trace, num_blocks, freed_to=freed_to, num_samples=width, beam_search=beams)
 
 
 @given(traces(), st.integers(9, 24))
