@@ -39,7 +39,7 @@ class Limits:
 
     def room(self, num_seqs: int, growth: int) -> int:
         """Tokens that so many sequences can hold in all and still grow by so many each, last blocks half used."""
-        return self.kv_tokens - num_seqs * (growth + self.block_size)
+        return self.kv_tokens // self.block_size * self.block_size - num_seqs * (growth + self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +124,20 @@ def mixed_points(buckets: list[int], limits: Limits, steps_a_point: int, seed: i
     as many tokens as the pool holds beside the chunks."""
     rng, points = Random(seed + 1), []
     for tokens in buckets:
+        most_chunks = max(MOST_CHUNKS, _fewest_chunks(tokens, limits))
         for decodes in _beside(tokens, limits):
             between = _between(tokens, decodes, steps_a_point, limits)
             growth = grown(between, steps_a_point)
-            room = limits.room(decodes + MOST_CHUNKS, growth if decodes else 0)
-            if decodes >= tokens or room < decodes + tokens:
+            room = limits.room(decodes + most_chunks, growth if decodes else 0)
+            longest = min(limits.max_model_len // 2, limits.max_model_len - growth - 1)
+            if decodes >= tokens or room < decodes + tokens or (decodes and longest < 1):
                 continue
             mean = rng.choice((64, 256, limits.max_model_len // 4))
             totals = {"-short": min(decodes * SHORT, room // 2), "": min(decodes * mean, room // 2)}
             if decodes == int(CHUNKED[-1] * limits.max_num_seqs):
                 totals["-full"] = int((room - tokens) * FULL_FRAC)
             for name, total in totals.items():
-                contexts = lengths(rng, decodes, total, limits.max_model_len // 2) if decodes else ()
+                contexts = lengths(rng, decodes, total, longest) if decodes else ()
                 left = 0 if name == "-short" else min(room - sum(contexts), limits.kv_tokens // 2)
                 seats = limits.max_num_seqs - decodes
                 steps = tuple(_chunk_step(rng, tokens - decodes, seats, limits, left) for _ in range(steps_a_point))
@@ -160,11 +162,16 @@ def _between(tokens: int, decodes: int, num_steps: int, limits: Limits) -> int:
     return min(wanted, max((place - 4) // num_steps - 2, FEWEST_BETWEEN))
 
 
+def _fewest_chunks(tokens: int, limits: Limits) -> int:
+    """Chunks that so many tokens take where each has half of the model's longest sequence, at most."""
+    return -(-tokens // ((limits.max_model_len - 2) // 2))
+
+
 def _chunk_step(rng: Random, tokens: int, seats: int, limits: Limits, room: int) -> ChunkStep:
     """Chunks of `tokens` tokens in all, fewer where the model's longest sequences do not take them; `room` for their
     contexts, 0: they have none."""
     longest = limits.max_model_len - 2
-    count = min(max(min(rng.choice((1, 1, 2, 4, 8)), tokens), -(-tokens // (longest // 2))), seats)
+    count = min(max(min(rng.choice((1, 1, 2, 4, 8)), tokens), _fewest_chunks(tokens, limits)), seats)
     cuts = sorted(rng.sample(range(1, tokens), count - 1)) if count > 1 else []
     sizes = [end - start for start, end in zip([0, *cuts], [*cuts, tokens], strict=True)]
     chunks = []

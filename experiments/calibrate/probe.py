@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SKIPPED: Final = 2
 """Steps of a point of decodes that are left out: the one that brings the first tokens, and the one after it, before
 which rows are arranged anew. Of points with chunks all steps with chunks count."""
+LOAD_STEPS: Final = 16
+"""Decode steps of a batch of load."""
 AT_ONCE: Final = 20
 """Points between two collections of garbage."""
 
@@ -119,11 +121,12 @@ class Probe:
 
     def load(self, seconds: float, clock: Callable[[], float]) -> int:
         """Decodes at full batch for so long, so that clocks and power have settled; how many steps that were."""
-        begun, steps = clock(), 0
-        count = min(self.limits.max_num_seqs, self.limits.kv_tokens // 512)
+        begun, steps, limits = clock(), 0, self.limits
+        context = min(256, limits.max_model_len // 2)
+        room = limits.kv_tokens // limits.held((context,), LOAD_STEPS + 2)
+        contexts = (context,) * min(limits.max_num_seqs, max(limits.kv_tokens // 512, 1), room)
         while clock() - begun < seconds:
-            contexts = (min(256, self.limits.max_model_len // 2),) * count
-            steps += len(self.decode(DecodePoint(f"load-{steps}", contexts), 16))
+            steps += len(self.decode(DecodePoint(f"load-{steps}", contexts), LOAD_STEPS))
         return steps
 
     # one step ---------------------------------------------------------------------------------------------------------

@@ -16,12 +16,16 @@ LIMITS = [
     Limits(16, 256, 512, 4096, 1),
     Limits(4, 96, 2048, 4096, 16),
     Limits(1, 64, 64, 256, 16),
+    Limits(256, 2048, 64, 4095, 256),
+    Limits(256, 2048, 44, 65_536, 16),
+    Limits(256, 512, 100, 54_999, 5_000),
 ]
 STEPS = 24
 
 
+@pytest.mark.parametrize("steps_a_point", [1, 6, 20, 60])
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.max_num_seqs} of {limits.block_size}")
-def test_every_point_fits_the_pool_and_the_model(limits):
+def test_every_point_fits_the_pool_and_the_model(limits, steps_a_point):
     buckets = [size for size in (1, 4, 16, 64, 256) if size <= limits.max_num_seqs]
     decodes = decode_points(buckets, limits, STEPS, 6, 3)
     assert {len(point.contexts) for point in decodes} <= set(buckets)
@@ -30,7 +34,8 @@ def test_every_point_fits_the_pool_and_the_model(limits):
         assert max(point.contexts) + STEPS + 1 <= limits.max_model_len
         assert held(point.contexts, STEPS + 1, limits.block_size) <= limits.kv_tokens
     tokens = [size for size in (64, 128, 512, 2048) if size <= limits.max_num_batched_tokens]
-    for mixed in mixed_points(tokens, limits, 6, 3):
+    for mixed in mixed_points(tokens, limits, steps_a_point, 3):
+        assert max(mixed.contexts, default=0) + mixed.growth < limits.max_model_len or not mixed.contexts
         for one in mixed.steps:
             decoding = held(mixed.contexts, mixed.growth, limits.block_size)
             assert decoding + held(map(sum, one.chunks), 0, limits.block_size) <= limits.kv_tokens

@@ -12,7 +12,7 @@ from experiments import exits  # noqa: E402
 from experiments.bench.engine_run import EngineWanted, engine_of  # noqa: E402
 from experiments.calibrate import main as calibrate  # noqa: E402
 from experiments.calibrate.grid import ChunkStep, DecodePoint, Limits, MixedPoint  # noqa: E402
-from experiments.calibrate.probe import SKIPPED, Probe  # noqa: E402
+from experiments.calibrate.probe import LOAD_STEPS, SKIPPED, Probe  # noqa: E402
 from experiments.calibrate.rows import CHURN, HELD, read_rows  # noqa: E402
 from sim.calibrated import read_calibration  # noqa: E402
 
@@ -63,6 +63,15 @@ def test_a_point_with_chunks_costs_steps_of_those_chunks(probe):
     assert rows[0].num_attended_pairs == decoding + 10 * 20 + 55 + 465
     assert [row.longest_chunk_tokens for row in rows] == [30, 5]
     assert probe.allocator.stats().num_free == probe.allocator.capacity_blocks
+
+
+@pytest.mark.parametrize("kv_tokens, block_size", [(256, 16), (4096, 70), (4095, 1000), (300, 128)])
+def test_load_fits_any_pool(folder, kv_tokens, block_size):
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 96, "max_model_len": 128}
+    wanted = EngineWanted(folder, device="cpu", attention="reference", **sizes, input_len=1, output_len=1)
+    limits = Limits(**sizes, kv_tokens=kv_tokens, block_size=block_size)
+    begun = iter([0.0, 0.0, 1.0])
+    assert Probe.of(engine_of(wanted), limits, "paged", "paged", 0).load(1.0, lambda: next(begun)) >= LOAD_STEPS - 1
 
 
 def test_blocks_lie_in_disorder_as_on_a_server_that_has_run(probe):
