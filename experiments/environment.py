@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from experiments.config import SECTIONS, Layer, leaf_keys, set_layer, suggestion
@@ -14,6 +14,8 @@ PREFIX: Final = "PAGELAB_"
 BETWEEN: Final = "__"
 """Section and key."""
 SOURCE: Final = "environment"
+OTHERS: Final = {"PAGELAB_GPU"}
+"""Variables that tests read, by the name of a key."""
 
 
 def variable_of(dotted: str) -> str:
@@ -32,7 +34,7 @@ def keys_by_variable() -> dict[str, str]:
 def read_variables(variables: Mapping[str, str] | None = None) -> Layer:
     """What the environment says; UsageError for a variable that is meant to be a key and is none."""
     known, given = keys_by_variable(), os.environ if variables is None else variables
-    loose = {variable.replace(BETWEEN, "_"): variable for variable in known if BETWEEN in variable}
+    loose = _loosely(known)
     values, places = dict[str, Any](), dict[str, str]()
     for name in sorted(name for name in given if name.startswith(PREFIX)):
         if name in known:
@@ -42,9 +44,26 @@ def read_variables(variables: Mapping[str, str] | None = None) -> Layer:
         elif BETWEEN in name:
             key = name.removeprefix(PREFIX).replace(BETWEEN, ".").lower()
             raise UsageError(f"variable {name}: {key}: unknown key; {suggestion(key)}")
-        elif name in loose:
-            raise UsageError(f"variable {name}: section and key have two underscores between them: {loose[name]}")
+        elif name not in OTHERS and _bare(name) in loose:
+            meant = " or ".join(loose[_bare(name)])
+            raise UsageError(f"variable {name}: section and key have two underscores between them: {meant}")
     return Layer(values, SOURCE, places=places)
+
+
+def _loosely(known: Iterable[str]) -> dict[str, list[str]]:
+    """Variables that are meant by a section, by a key without its section, or by both with other underscores."""
+    found: dict[str, list[str]] = {}
+    for variable in known:
+        section, between, key = variable.partition(BETWEEN)
+        if between:
+            for name in (variable, PREFIX + key):
+                found.setdefault(_bare(name), []).append(variable)
+            found.setdefault(_bare(section), [f"{section}{BETWEEN}KEY"])
+    return found
+
+
+def _bare(name: str) -> str:
+    return name.replace("_", "")
 
 
 def told() -> dict[str, str]:

@@ -171,6 +171,7 @@ class ModelExecutor:
         logits = self._run(batch, step, record=behind)
         if behind:  # while the device computes
             self._steady = self.sequences.ran(requests, self.decode.sampled)
+            self._fresh = True
         ran = self._steady
         assert ran is not None
         if ran.beams:
@@ -189,7 +190,7 @@ class ModelExecutor:
             for name, values in zip(SAMPLING_DTYPES, self.sequences.columns(requests), strict=True):
                 cpu[name][:count] = values
         self.sharing.look(count)
-        self._fresh, self._filtered = True, self.sequences.filtered(requests)
+        self._filtered = self.sequences.filtered(requests)
 
     def _run_mixed(self, batch: Batch) -> Ran:
         """Decodes and chunks, or chunks alone."""
