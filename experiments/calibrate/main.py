@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from experiments import exits
 from experiments.bench.engine_run import EngineWanted, engine_of
 from experiments.bench.host import pinned
 from experiments.calibrate.clocks import watched
@@ -23,6 +22,7 @@ from experiments.calibrate.fit import Misfit, fit, held_out, misfits
 from experiments.calibrate.grid import Limits, decode_points, mixed_points
 from experiments.calibrate.rows import StepRow, read_rows, write_rows
 from experiments.provenance import without_folders
+from experiments.standalone import ended, say
 from sim.calibrated import CalibratedModel
 
 if TYPE_CHECKING:
@@ -179,15 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0; 2 for bad usage, 6 without a device."""
     words = vars(_parser().parse_args(argv))
     folder, sizes = words.pop("output_dir"), words.pop("block_size")
-    try:
-        measure_and_write([Wanted(**words, block_size=size) for size in sizes], folder)
-    except (ValueError, OSError) as error:
-        say(f"calibrate: {error}")
-        return exits.USAGE
-    except exits.DeviceMissing as error:
-        say(f"calibrate: {error}")
-        return exits.NO_DEVICE
-    return exits.OK
+    return ended("calibrate", lambda: measure_and_write([Wanted(**words, block_size=size) for size in sizes], folder))
 
 
 def measure_and_write(all_wanted: Sequence[Wanted], folder: Path) -> None:
@@ -220,11 +212,6 @@ BEGAN: Final = time.monotonic()
 def progress(text: str) -> None:
     """On stderr, behind the seconds since the start."""
     say(f"{time.monotonic() - BEGAN:6.1f} s  {text}")
-
-
-def say(text: str) -> None:
-    """On stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,12 +15,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from experiments import exits
 from experiments.bench.host import pinned
 from experiments.calibrate.clocks import watched
 from experiments.csv_text import to_csv
 from experiments.fidelity.pairs import Wanted, measured
 from experiments.fidelity.stored import ABOUT_FILE, RUNS_FILE
+from experiments.standalone import ended, say
 from sim.calibrated import read_calibration
 
 LISTS: Final = {"allocators": str, "loads": float}
@@ -30,23 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0; 2 for bad usage, 6 without a device."""
     words = vars(_parser().parse_args(argv))
     folder, calibration = words.pop("output_dir"), words.pop("calibration")
-    try:
-        wanted = Wanted(**words)
-        folder.mkdir(parents=True, exist_ok=True)
-        run_and_write(wanted, calibration, folder)
-    except (ValueError, OSError) as error:
-        say(f"fidelity: {error}")
-        return exits.USAGE
-    except exits.DeviceMissing as error:
-        say(f"fidelity: {error}")
-        return exits.NO_DEVICE
-    return exits.OK
+    return ended("fidelity", lambda: run_and_write(Wanted(**words), calibration, folder))
 
 
 def run_and_write(wanted: Wanted, calibration: Path, folder: Path) -> None:
     """Rows are on disk as they come: the calibration's hash first, then a table that grows by a run."""
     from experiments.bench.machine import described
 
+    folder.mkdir(parents=True, exist_ok=True)
     read_calibration(calibration)
     about: dict[str, Any] = {
         "wanted": asdict(wanted),
@@ -70,11 +61,6 @@ def run_and_write(wanted: Wanted, calibration: Path, folder: Path) -> None:
 
 def _write_about(folder: Path, about: dict[str, Any]) -> None:
     (folder / ABOUT_FILE).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-
-
-def say(text: str) -> None:
-    """Progress, on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

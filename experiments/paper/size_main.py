@@ -13,28 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import exits
 from experiments.bench.host import pinned
 from experiments.calibrate.clocks import watched
 from experiments.csv_text import to_csv
 from experiments.paper import size_runs
 from experiments.paper.runs import Lab
 from experiments.paper.size_runs import ABOUT_FILE, KV_TOKENS, LOAD, NUM_REQUESTS, RUNS_FILE, Row, measured
+from experiments.standalone import ended, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0; 2 for bad usage, 6 without a device."""
     wanted = _parser().parse_args(argv)
-    try:
-        wanted.output_dir.mkdir(parents=True, exist_ok=True)
-        run_and_write(wanted)
-    except (ValueError, OSError) as error:
-        _say(f"block sizes: {error}")
-        return exits.USAGE
-    except exits.DeviceMissing as error:
-        _say(f"block sizes: {error}")
-        return exits.NO_DEVICE
-    return exits.OK
+    return ended("block sizes", lambda: run_and_write(wanted))
 
 
 def run_and_write(wanted: argparse.Namespace) -> None:
@@ -42,6 +33,7 @@ def run_and_write(wanted: argparse.Namespace) -> None:
     from experiments.bench.machine import described
 
     folder: Path = wanted.output_dir
+    folder.mkdir(parents=True, exist_ok=True)
     about: dict[str, Any] = {
         "wanted": {name: value for name, value in vars(wanted).items() if name != "output_dir"},
         "kv_tokens": KV_TOKENS,
@@ -58,18 +50,13 @@ def run_and_write(wanted: argparse.Namespace) -> None:
                 for row in measured(Lab(quick=wanted.quick), model, lengths, wanted.num_requests):
                     rows.append(row)
                     (folder / RUNS_FILE).write_text(to_csv(rows), "utf-8")
-                    _say(f"{model} {lengths} block size {row['block_size']}: {row['mean_normalized_latency_s']:.4f} "
+                    say(f"{model} {lengths} block size {row['block_size']}: {row['mean_normalized_latency_s']:.4f} "
                          f"s a token at {row['asked_rate_per_s']:.2f} requests a second")  # fmt: skip
     _write_about(folder, about)
 
 
 def _write_about(folder: Path, about: dict[str, Any]) -> None:
     (folder / ABOUT_FILE).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-
-
-def _say(text: str) -> None:
-    """Progress, on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
