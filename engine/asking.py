@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine.core.content import TokenContent
 from engine.core.group import in_group
-from engine.core.option_checks import check_whole
+from engine.core.option_checks import MOST_SEED, check_whole
 from engine.core.request import Request
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 Samples = Literal["fork", "requests"]
 EarlyStopping = bool | Literal["never"]
-SEED_MASK = (1 << 63) - 1
 
 
 def seed_of(seed: int, place: int) -> int:
     """Of a prompt's first completion, by the engine's seed and the prompt's place in the call: far from all others, as
     completions count up from theirs. Were it shifted, seeds that differ in their high bits would draw alike."""
     digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & SEED_MASK
+    return int.from_bytes(digest, "little") & MOST_SEED
 
 
 @dataclass(frozen=True, slots=True)

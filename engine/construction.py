@@ -8,9 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from engine.core.limits import Preemption, SchedulerConfig
-from engine.core.option_checks import check_choice, check_number, check_switch, check_text, check_whole, is_number
+from engine.core.option_checks import (
+    MOST_SEED,
+    check_choice,
+    check_number,
+    check_switch,
+    check_text,
+    check_whole,
+    is_number,
+)
 from engine.core.suggestion import unknown_name
-from engine.sampling_params import MOST_SEED
 from engine.worker.budget import EngineError
 from engine.worker.engine import Engine, EngineConfig
 from engine.worker.kv_memory import Kernel

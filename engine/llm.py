@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from engine.asking import (
-    SEED_MASK,
     Asked,
     Call,
     EarlyStopping,
@@ -28,6 +27,7 @@ from engine.asking import (
 from engine.attention.block_size import resolve_block_size
 from engine.construction import check_options, engine_of, limits_of, record_events_of, rules_of
 from engine.core.limits import Preemption
+from engine.core.option_checks import MOST_SEED
 from engine.core.progress import Progress
 from engine.core.registry import PoolConfig, make_allocator
 from engine.core.scheduler import Scheduler
@@ -215,7 +215,7 @@ class LLM:
         request = request_of(self._num_requests, ids, min(params.max_tokens, room), salt, lora)
         # By the caller's seed, or by the engine's and the request's place in the call: never by what runs beside it.
         seed = seed_of(self.seed, place) if params.seed is None else params.seed
-        return Asked(place, copy, request, params, (seed + copy) & SEED_MASK)
+        return Asked(place, copy, request, params, (seed + copy) & MOST_SEED)
 
     def _check(self, one: Asked) -> None:
         check_group(one, self.scheduler, self.allocator_name)
@@ -276,7 +276,7 @@ class LLM:
     def _sampling_of(self, request: Request) -> RowSampling:
         one = self._asked[request.request_id]
         params = one.params
-        return RowSampling(params.temperature, (one.seed + request.sample) & SEED_MASK, params.top_k, params.top_p)
+        return RowSampling(params.temperature, (one.seed + request.sample) & MOST_SEED, params.top_k, params.top_p)
 
     def _stops(self, request: Request, tokens: Sequence[int]) -> bool:
         return self._stopping.stops(tokens, self._asked[request.request_id].params)

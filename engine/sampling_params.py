@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core.option_checks import check_switch, check_whole, is_number
+from engine.core.option_checks import MOST_SEED, check_switch, check_whole, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ class SamplingParams:
 
 MOST = (1 << 31) - 1
 """Of anything that the device counts in 32 bits."""
-MOST_SEED = (1 << 63) - 1
 
 
 MOST_TEMPERATURE = 1e6

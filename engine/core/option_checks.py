@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from engine.core.suggestion import unknown_name
 
+MOST_SEED = (1 << 63) - 1
+"""Of any seed: what 64 bits with a sign hold."""
+
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
     """ValueError for what is no whole number of `least` to `most`."""

@@ -9,12 +9,11 @@ import torch
 
 from engine.attention.layouts import KVLayout
 from engine.attention.registry import BACKENDS
-from engine.core.option_checks import check_choice, check_switch, check_text, check_whole
+from engine.core.option_checks import MOST_SEED, check_choice, check_switch, check_text, check_whole
 from engine.worker.budget import EngineError
 
 MOST_SEQS, MOST_TOKENS = 1 << 14, 1 << 20
 """Rows and tokens of a step that buffers are made for at most."""
-MOST_SEED = (1 << 63) - 1
 DEVICES = ("cpu", "cuda")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

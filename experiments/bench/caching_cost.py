@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.core.registry import make_allocator
-from experiments import exits
 from experiments.bench.engine_run import EngineWanted, engine_of, run_batch
 from experiments.csv_text import to_csv
+from experiments.standalone import ended, say
 
 ROWS_FILE: Final = "caching_cost.csv"
 WARM_UPS: Final = 2
@@ -70,26 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path)
     words = vars(parser.parse_args(argv))
     folder, rounds = words.pop("output_dir"), words.pop("rounds")
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        rows = measure(EngineWanted(**words), rounds)
-    except (ValueError, OSError) as error:
-        _say(f"caching_cost: {error}")
-        return exits.USAGE
-    except exits.DeviceMissing as error:
-        _say(f"caching_cost: {error}")
-        return exits.NO_DEVICE
+    return ended("caching_cost", lambda: run_and_write(EngineWanted(**words), rounds, folder))
+
+
+def run_and_write(wanted: EngineWanted, rounds: int, folder: Path | None) -> None:
+    """Measures, keeps the rows in the folder, if there is one, and says what came of them."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    rows = measure(wanted, rounds)
     if folder:
         (folder / ROWS_FILE).write_text(to_csv(rows), "utf-8")
     costs = cost_fracs(rows)
-    _say(f"{words['model']}: {100 * statistics.median(costs):+.2f} % of wall clock, median of {len(costs)} rounds")
-    _say("by round: " + ", ".join(f"{100 * cost:+.2f}" for cost in costs))
-    return exits.OK
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(f"{wanted.model}: {100 * statistics.median(costs):+.2f} % of wall clock, median of {len(costs)} rounds")
+    say("by round: " + ", ".join(f"{100 * cost:+.2f}" for cost in costs))
 
 
 if __name__ == "__main__":

@@ -112,16 +112,16 @@ def measure(wanted: Wanted, engine: Engine | None = None) -> Measured:
 
     engine = engine or engine_of(_engine_wanted(wanted))
     kernel: Any = wanted.kernel
-    host: dict[str, Any] = {}
+    host: dict[str, dict[str, Any]] = {"loops": {}, "grid": {}}
     progress("sequences come and go")
-    with pinned(host):
+    with pinned(host["loops"]):
         churned = churn_rows(engine, wanted.limits, wanted.allocator, kernel, wanted.rounds, wanted.seed)
     probe = Probe.of(engine, wanted.limits, wanted.allocator, kernel, wanted.seed)
     decode_buckets, token_buckets = list(probe.executor.decode.buckets), list(probe.executor.mixed.buckets)
     decodes = decode_points(decode_buckets, wanted.limits, wanted.num_steps, wanted.kv_places, wanted.seed)
     mixed = mixed_points(token_buckets, wanted.limits, wanted.steps_a_point, wanted.seed)
     clocks: dict[str, Any] = {}
-    with watched(clocks), pinned(host):
+    with watched(clocks), pinned(host["grid"]):
         steps = probe.load(wanted.load_s, time.perf_counter)
         progress(f"{steps} steps of load; {len(decodes)} points of decodes, {len(mixed)} with chunks")
         rows = run(probe, decodes, mixed, wanted.num_steps, progress)

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine computes on torch tensors")
 
-from engine.asking import SEED_MASK, seed_of  # noqa: E402
+from engine.asking import seed_of  # noqa: E402
 from engine.core.allocator import NO_HIT, Reason, Refusal  # noqa: E402
+from engine.core.option_checks import MOST_SEED  # noqa: E402
 from engine.core.paged import PagedAllocator  # noqa: E402
 from engine.core.progress import LivelockError  # noqa: E402
 from engine.core.request import Request  # noqa: E402
@@ -207,7 +208,7 @@ def test_seeds_of_engines_differ_wherever_their_bits_do():
     seeds = [0, *(sign * (1 << bit) for bit in range(64) for sign in (1, -1))]
     found = [seed_of(seed, place) for seed in seeds for place in range(3)]
     assert len(set(found)) == len(found)
-    assert all(0 <= seed <= SEED_MASK for seed in found)
+    assert all(0 <= seed <= MOST_SEED for seed in found)
     apart = np.diff(sorted(found))
     assert apart.min() > 1 << 32, "completions count up from them"
 
